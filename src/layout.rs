@@ -1,0 +1,448 @@
+//! The geometry of KV memory: what a token weighs, and where its K and V lie.
+//!
+//! Floor 0. [`KvShape`] answers the questions of sizing (bytes per token, blocks that fit a budget, shares of a rank);
+//! [`KvLayout`] says for every layer where the K plane and the V plane lie, with all strides explicit, 64-bit, and in
+//! elements. A layout owns no memory.
+
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use crate::error::LayoutError;
+use crate::id::{BlockId, ix};
+
+/// The element type of K and V in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum DType {
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary16.
+    F16,
+    /// The upper half of a binary32.
+    BF16,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+        }
+    }
+}
+
+/// What a model keeps per token: the shape that every sizing question starts from.
+///
+/// # Example
+/// OPT-13B in the paper (Kwon et al., SOSP 2023, section 3): 2 (K and V) × 5,120 hidden × 40 layers × 2 bytes =
+/// 819,200 bytes per token. 12 GiB hold 15,728 slots, or 983 blocks of 16 tokens; at 2,048 positions each, that is
+/// 7.68 requests of maximum length.
+/// ```
+/// use paged_kv::layout::{DType, KvShape};
+///
+/// let opt_13b = KvShape::new(40, 40, 128, DType::F16);
+/// assert_eq!(opt_13b.bytes_per_token()?, 819_200);
+///
+/// let budget_bytes = 12 << 30;
+/// assert_eq!(opt_13b.tokens_in(budget_bytes)?, 15_728);
+/// assert_eq!(opt_13b.blocks_in(budget_bytes, 16)?, 983);
+/// let requests = opt_13b.tokens_in(budget_bytes)? as f64 / 2048.0;
+/// assert_eq!(format!("{requests:.2}"), "7.68");
+/// # Ok::<(), paged_kv::error::LayoutError>(())
+/// ```
+/// Table 1 of the paper, with sizes read as GiB (that is what makes its 13B and 175B columns come out): 15.7K slots
+/// for 13B, 60.1K for OPT-175B (96 layers of 12,288). For OPT-66B (64 layers of 9,216) the paper prints 9.7K, where
+/// 21 GiB give 9,557.
+/// ```
+/// # use paged_kv::layout::{DType, KvShape};
+/// let opt_175b = KvShape::new(96, 96, 128, DType::F16);
+/// assert_eq!(opt_175b.tokens_in(264 << 30)?, 60_074); // printed as 60.1K
+/// let opt_66b = KvShape::new(64, 72, 128, DType::F16);
+/// assert_eq!(opt_66b.tokens_in(21 << 30)?, 9_557); // the paper prints 9.7K
+/// # Ok::<(), paged_kv::error::LayoutError>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct KvShape {
+    /// Layers that keep K and V.
+    pub num_layers: u32,
+    /// KV heads per layer (fewer than query heads under grouped-query attention).
+    pub kv_heads: u32,
+    /// Elements of one K head.
+    pub k_dim: u32,
+    /// Elements of one V head.
+    pub v_dim: u32,
+    /// Element type.
+    pub dtype: DType,
+}
+
+impl KvShape {
+    /// A shape with K and V heads of the same `head_dim`, in elements.
+    pub const fn new(num_layers: u32, kv_heads: u32, head_dim: u32, dtype: DType) -> Self {
+        Self { num_layers, kv_heads, k_dim: head_dim, v_dim: head_dim, dtype }
+    }
+
+    /// The same with V heads of `v_dim` elements.
+    pub const fn with_v_dim(self, v_dim: u32) -> Self {
+        Self { v_dim, ..self }
+    }
+
+    /// Bytes of K and V of one token, all layers together.
+    ///
+    /// # Errors
+    /// [`LayoutError::Zero`] names a field that is zero; [`LayoutError::Overflow`] where 64 bits do not suffice.
+    pub fn bytes_per_token(&self) -> Result<u64, LayoutError> {
+        let fields = [
+            (self.num_layers, "num_layers"),
+            (self.kv_heads, "kv_heads"),
+            (self.k_dim, "k_dim"),
+            (self.v_dim, "v_dim"),
+        ];
+        for (value, field) in fields {
+            if value == 0 {
+                return Err(LayoutError::Zero { field });
+            }
+        }
+        (u64::from(self.k_dim) + u64::from(self.v_dim))
+            .checked_mul(u64::from(self.kv_heads))
+            .and_then(|elems| elems.checked_mul(u64::from(self.num_layers)))
+            .and_then(|elems| elems.checked_mul(self.dtype.bytes()))
+            .ok_or(LayoutError::Overflow { field: "bytes per token" })
+    }
+
+    /// Bytes of one block of `block_size` tokens, all layers together.
+    ///
+    /// # Errors
+    /// As [`bytes_per_token`](Self::bytes_per_token), and where `block_size` is zero.
+    pub fn bytes_per_block(&self, block_size: u32) -> Result<u64, LayoutError> {
+        if block_size == 0 {
+            return Err(LayoutError::Zero { field: "block_size" });
+        }
+        self.bytes_per_token()?
+            .checked_mul(u64::from(block_size))
+            .ok_or(LayoutError::Overflow { field: "bytes per block" })
+    }
+
+    /// Tokens whose K and V fit into `budget_bytes`.
+    ///
+    /// # Errors
+    /// As [`bytes_per_token`](Self::bytes_per_token).
+    pub fn tokens_in(&self, budget_bytes: u64) -> Result<u64, LayoutError> {
+        Ok(budget_bytes / self.bytes_per_token()?)
+    }
+
+    /// Blocks of `block_size` tokens that fit into `budget_bytes`.
+    ///
+    /// # Errors
+    /// As [`bytes_per_block`](Self::bytes_per_block).
+    pub fn blocks_in(&self, budget_bytes: u64, block_size: u32) -> Result<u64, LayoutError> {
+        Ok(budget_bytes / self.bytes_per_block(block_size)?)
+    }
+
+    /// The shape that one of `ranks` holds under tensor parallelism: the KV heads are split evenly, or, where there
+    /// are fewer heads than ranks, each head is replicated on as many ranks as share it.
+    ///
+    /// # Errors
+    /// [`LayoutError::RanksDoNotDivide`] where neither number divides the other; [`LayoutError::Zero`].
+    ///
+    /// # Example
+    /// ```
+    /// use paged_kv::layout::{DType, KvShape};
+    ///
+    /// let llama_70b = KvShape::new(80, 8, 128, DType::BF16);
+    /// assert_eq!(llama_70b.per_rank(4)?.kv_heads, 2);
+    /// assert_eq!(llama_70b.per_rank(16)?.kv_heads, 1); // two ranks hold each head
+    /// assert!(llama_70b.per_rank(3).is_err());
+    /// # Ok::<(), paged_kv::error::LayoutError>(())
+    /// ```
+    pub fn per_rank(&self, ranks: u32) -> Result<Self, LayoutError> {
+        if ranks == 0 {
+            return Err(LayoutError::Zero { field: "ranks" });
+        }
+        if self.kv_heads == 0 {
+            return Err(LayoutError::Zero { field: "kv_heads" });
+        }
+        let kv_heads = if self.kv_heads % ranks == 0 {
+            self.kv_heads / ranks
+        } else if ranks % self.kv_heads == 0 {
+            1
+        } else {
+            return Err(LayoutError::RanksDoNotDivide { kv_heads: self.kv_heads, ranks });
+        };
+        Ok(Self { kv_heads, ..*self })
+    }
+}
+
+/// Where K (or V) of one layer lies in its allocation. Element `d` of head `h` of the token at `offset` of `block` is
+/// at `base + block × block_stride + h × head_stride + offset × token_stride + d`, all in elements, not bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Plane {
+    /// First element, in elements from the start of the allocation.
+    pub base_elems: u64,
+    /// From one block to the next, in elements.
+    pub block_stride_elems: u64,
+    /// From one KV head to the next, in elements.
+    pub head_stride_elems: u64,
+    /// From one token to the next within a block, in elements.
+    pub token_stride_elems: u64,
+}
+
+impl Plane {
+    /// The first element of a token's head; see the type. No bounds are checked here: [`KvLayout`] checks once that
+    /// every block, head and token lies inside the allocation.
+    #[inline]
+    pub const fn elem(&self, block: BlockId, head: u32, offset: u32) -> u64 {
+        self.base_elems
+            + block.get() as u64 * self.block_stride_elems
+            + head as u64 * self.head_stride_elems
+            + offset as u64 * self.token_stride_elems
+    }
+
+    /// Elements from the start of the allocation to the end of this plane, if 64 bits hold the number.
+    fn span(&self, num_blocks: u32, heads: u32, block_size: u32, dim: u32) -> Option<u64> {
+        let last = |count: u32, stride: u64| u64::from(count - 1).checked_mul(stride);
+        self.base_elems
+            .checked_add(last(num_blocks, self.block_stride_elems)?)?
+            .checked_add(last(heads, self.head_stride_elems)?)?
+            .checked_add(last(block_size, self.token_stride_elems)?)?
+            .checked_add(u64::from(dim))
+    }
+}
+
+/// The K plane and the V plane of one layer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LayerLayout {
+    /// Where K lies.
+    pub k: Plane,
+    /// Where V lies.
+    pub v: Plane,
+    /// KV heads of this layer.
+    pub kv_heads: u32,
+    /// Elements of one K head.
+    pub k_dim: u32,
+    /// Elements of one V head.
+    pub v_dim: u32,
+    /// The allocation that holds this layer: an index below [`KvLayout::allocations`]'s length.
+    pub allocation: u32,
+}
+
+/// Where every layer of a pool of blocks lies.
+///
+/// The default is one allocation per layer, `[num_blocks, kv_heads, 2 (K, V), block_size, head_dim]`
+/// ([`per_layer`](Self::per_layer)), so that K and V of one head of one block are one contiguous run. In the
+/// cross-layer form ([`cross_layer`](Self::cross_layer)) there is one allocation,
+/// `[num_blocks, num_layers, kv_heads, 2, block_size, head_dim]`, and a block of all layers is one contiguous run.
+///
+/// A kernel that takes strides reads either as it is. One that assumes dense `[.., block_size, kv_heads, head_dim]`
+/// planes (NHD) or K packed in 16-byte pieces does not: describe such a pool with [`custom`](Self::custom).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KvLayout {
+    num_blocks: u32,
+    block_size: u32,
+    dtype: DType,
+    layers: Vec<LayerLayout>,
+    allocation_elems: Vec<u64>,
+}
+
+impl KvLayout {
+    /// One allocation per layer: `[num_blocks, kv_heads, 2 (K, V), block_size, head_dim]`.
+    ///
+    /// # Errors
+    /// [`LayoutError::Zero`] and [`LayoutError::Overflow`], with the field.
+    pub fn per_layer(shape: &KvShape, num_blocks: u32, block_size: u32) -> Result<Self, LayoutError> {
+        Self::dense(shape, num_blocks, block_size, false)
+    }
+
+    /// One allocation for all layers: `[num_blocks, num_layers, kv_heads, 2 (K, V), block_size, head_dim]`.
+    ///
+    /// # Errors
+    /// [`LayoutError::Zero`] and [`LayoutError::Overflow`], with the field.
+    pub fn cross_layer(shape: &KvShape, num_blocks: u32, block_size: u32) -> Result<Self, LayoutError> {
+        Self::dense(shape, num_blocks, block_size, true)
+    }
+
+    fn dense(shape: &KvShape, num_blocks: u32, block_size: u32, cross_layer: bool) -> Result<Self, LayoutError> {
+        if num_blocks == 0 {
+            return Err(LayoutError::Zero { field: "num_blocks" });
+        }
+        // The one call that checks every field of the shape, and that the total fits 64 bits.
+        shape
+            .bytes_per_block(block_size)?
+            .checked_mul(u64::from(num_blocks))
+            .ok_or(LayoutError::Overflow { field: "bytes of the pool" })?;
+        let [layers, heads, tokens] = [shape.num_layers, shape.kv_heads, block_size].map(u64::from);
+        let [k_dim, v_dim] = [shape.k_dim, shape.v_dim].map(u64::from);
+        // Nothing below overflows: every product is at most the number of elements checked above.
+        let head_elems = tokens * (k_dim + v_dim);
+        let layer_elems = heads * head_elems;
+        let block_stride_elems = if cross_layer { layers * layer_elems } else { layer_elems };
+        let layer = |index: u32| {
+            let base_elems = if cross_layer { u64::from(index) * layer_elems } else { 0 };
+            let plane = |base_elems, token_stride_elems| Plane {
+                base_elems,
+                block_stride_elems,
+                head_stride_elems: head_elems,
+                token_stride_elems,
+            };
+            LayerLayout {
+                k: plane(base_elems, k_dim),
+                v: plane(base_elems + tokens * k_dim, v_dim),
+                kv_heads: shape.kv_heads,
+                k_dim: shape.k_dim,
+                v_dim: shape.v_dim,
+                allocation: if cross_layer { 0 } else { index },
+            }
+        };
+        let allocations = if cross_layer { 1 } else { ix(shape.num_layers) };
+        Ok(Self {
+            num_blocks,
+            block_size,
+            dtype: shape.dtype,
+            layers: (0..shape.num_layers).map(layer).collect(),
+            allocation_elems: alloc::vec![u64::from(num_blocks) * block_stride_elems; allocations],
+        })
+    }
+
+    /// Any layout whose heads are contiguous: planes per layer, and the size of every allocation in elements.
+    ///
+    /// # Errors
+    /// [`LayoutError::OutOfBounds`] where a plane leaves its allocation, [`LayoutError::Zero`],
+    /// [`LayoutError::Overflow`]. Planes that overlap are the caller's affair: layers may share K and V.
+    pub fn custom(
+        num_blocks: u32,
+        block_size: u32,
+        dtype: DType,
+        layers: Vec<LayerLayout>,
+        allocation_elems: Vec<u64>,
+    ) -> Result<Self, LayoutError> {
+        let zero = |field| Err(LayoutError::Zero { field });
+        if num_blocks == 0 {
+            return zero("num_blocks");
+        }
+        if block_size == 0 {
+            return zero("block_size");
+        }
+        if layers.is_empty() {
+            return zero("num_layers");
+        }
+        for elems in &allocation_elems {
+            elems.checked_mul(dtype.bytes()).ok_or(LayoutError::Overflow { field: "bytes of an allocation" })?;
+        }
+        for (layer, index) in layers.iter().zip(0_u32..) {
+            if layer.kv_heads == 0 {
+                return zero("kv_heads");
+            }
+            if layer.k_dim == 0 || layer.v_dim == 0 {
+                return zero("head_dim");
+            }
+            let given_elems = allocation_elems.get(ix(layer.allocation)).copied().unwrap_or(0);
+            for (plane, dim) in [(layer.k, layer.k_dim), (layer.v, layer.v_dim)] {
+                let needed_elems = plane
+                    .span(num_blocks, layer.kv_heads, block_size, dim)
+                    .ok_or(LayoutError::Overflow { field: "elements of a plane" })?;
+                if needed_elems > given_elems {
+                    return Err(LayoutError::OutOfBounds { layer: index, needed_elems, given_elems });
+                }
+            }
+        }
+        Ok(Self { num_blocks, block_size, dtype, layers, allocation_elems })
+    }
+
+    /// Blocks of the pool, the scratch block included.
+    pub fn num_blocks(&self) -> u32 {
+        self.num_blocks
+    }
+
+    /// Tokens of a block.
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// Element type of K and V.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The layers, in order.
+    pub fn layers(&self) -> &[LayerLayout] {
+        &self.layers
+    }
+
+    /// Elements of each allocation.
+    pub fn allocations(&self) -> &[u64] {
+        &self.allocation_elems
+    }
+
+    /// Bytes of all allocations together.
+    pub fn bytes(&self) -> u64 {
+        self.allocation_elems.iter().fold(0, |sum: u64, elems| sum.saturating_add(elems * self.dtype.bytes()))
+    }
+
+    /// The slots of the pool: `0 .. num_blocks × block_size`.
+    pub fn slots(&self) -> Range<u64> {
+        0..u64::from(self.num_blocks) * u64::from(self.block_size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn per_layer_is_block_head_kv_token_dim() {
+        // 5 blocks of 4 tokens, 3 heads of 8: a head's K takes 4 × 8 = 32 elements, K and V 64, a block 3 × 64 = 192.
+        let layout = KvLayout::per_layer(&KvShape::new(2, 3, 8, DType::F16), 5, 4).unwrap();
+        assert_eq!(layout.allocations(), [960, 960]);
+        let layer = layout.layers()[1];
+        assert_eq!(layer.k.elem(BlockId::new(2), 1, 3), 2 * 192 + 64 + 24);
+        assert_eq!(layer.v.elem(BlockId::new(2), 1, 3), 2 * 192 + 64 + 32 + 24);
+        assert_eq!(layout.bytes(), 2 * 960 * 2);
+    }
+
+    #[test]
+    fn a_block_of_all_layers_is_contiguous_across_layers() {
+        // As above, but a block takes 2 layers × 192 = 384 elements, layer 1 in its second half.
+        let layout = KvLayout::cross_layer(&KvShape::new(2, 3, 8, DType::F32), 5, 4).unwrap();
+        assert_eq!(layout.allocations(), [5 * 384]);
+        assert_eq!(layout.layers()[1].k.elem(BlockId::new(3), 0, 0), 3 * 384 + 192);
+    }
+
+    #[test]
+    fn k_and_v_heads_may_differ() {
+        let layout = KvLayout::per_layer(&KvShape::new(1, 1, 16, DType::F32).with_v_dim(8), 2, 4).unwrap();
+        let layer = layout.layers()[0];
+        assert_eq!(layer.v.elem(BlockId::new(1), 0, 1), 4 * (16 + 8) + 4 * 16 + 8);
+        assert_eq!(layout.allocations(), [2 * 4 * 24]);
+    }
+
+    #[test]
+    fn dense_layouts_pass_the_bounds_check_of_custom_ones_exactly() {
+        for cross in [false, true] {
+            let layout = KvLayout::dense(&KvShape::new(3, 2, 8, DType::F32).with_v_dim(24), 7, 16, cross).unwrap();
+            let (layers, sizes) = (layout.layers.clone(), layout.allocation_elems.clone());
+            assert_eq!(KvLayout::custom(7, 16, DType::F32, layers.clone(), sizes.clone()).unwrap(), layout);
+            let short = sizes.iter().map(|elems| elems - 1).collect();
+            let error = KvLayout::custom(7, 16, DType::F32, layers, short).unwrap_err();
+            assert!(matches!(error, LayoutError::OutOfBounds { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_errors() {
+        let huge = KvShape::new(u32::MAX, u32::MAX, u32::MAX, DType::F32);
+        assert_eq!(huge.bytes_per_token(), Err(LayoutError::Overflow { field: "bytes per token" }));
+        let large = KvShape::new(1 << 12, 1 << 12, 1 << 12, DType::F32);
+        assert!(large.bytes_per_token().is_ok());
+        assert_eq!(
+            KvLayout::per_layer(&large, u32::MAX, 16),
+            Err(LayoutError::Overflow { field: "bytes of the pool" })
+        );
+        let none = KvShape::new(1, 0, 8, DType::F32);
+        assert_eq!(none.bytes_per_token(), Err(LayoutError::Zero { field: "kv_heads" }));
+        assert_eq!(none.per_rank(2), Err(LayoutError::Zero { field: "kv_heads" }));
+        let one = KvShape::new(1, 1, 8, DType::F32);
+        assert_eq!(one.bytes_per_block(0), Err(LayoutError::Zero { field: "block_size" }));
+        assert_eq!(KvLayout::per_layer(&one, 0, 16), Err(LayoutError::Zero { field: "num_blocks" }));
+    }
+}

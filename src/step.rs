@@ -1,0 +1,268 @@
+//! The plan of one forward pass, as plain data.
+//!
+//! Floor 2. A [`Step`] is all that control plane and data plane say to each other: copies to run first, the slot of
+//! every token to write, the block table of every row, lengths. It is a reusable buffer. Its state of record lives in
+//! the cache under its [`StepId`]; dropping a `Step` loses nothing but a copy of the plan.
+//!
+//! The tokens of a row, drawn for a row of 7 tokens whose first 4 need not be computed:
+//! ```text
+//! position   0 ............ start-skip ......... start ................ end
+//!            |  in the cache  |  skip (found)     |  len (to compute)    |
+//! row tokens                  0                   skip                   tokens.len()
+//! ```
+
+mod encode;
+mod write;
+
+use alloc::vec::Vec;
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::error::MalformedStep;
+use crate::id::{BlockId, GroupId, SeqId, Slot, StepId, ix, len32};
+
+pub use write::{IndexElem, Padding, TableEdit};
+
+/// One row of a step: the query tokens of one sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StepRow {
+    /// The sequence.
+    pub seq: SeqId,
+    /// Leading tokens of the row *not* to compute, because their K and V are in the cache already or are computed by
+    /// a row before this one. The slot mapping and all query tensors leave them out.
+    pub skip: u32,
+    /// Position, in the sequence, of the first token to compute.
+    pub start: u32,
+    /// Tokens to compute: positions `start .. start + len`.
+    pub len: u32,
+    /// Where these tokens begin among the query tokens of the whole step.
+    pub first_token: u32,
+}
+
+impl StepRow {
+    /// Length of the sequence once the row is computed: what the last query token attends to, itself included.
+    #[inline]
+    pub const fn seq_len(&self) -> u32 {
+        self.start + self.len
+    }
+}
+
+/// Copy the whole of block `src`, all layers, K, V and scales, to block `dst`. The copies of one step are safe in any
+/// order, and run before the step's writes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct BlockCopy {
+    /// The block to read.
+    pub src: BlockId,
+    /// The block to write.
+    pub dst: BlockId,
+}
+
+/// What one group of layers needs for a step: copies, slots, tables.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct GroupStep {
+    pub(crate) block_size: u32,
+    pub(crate) scratch: Option<BlockId>,
+    pub(crate) copies: Vec<BlockCopy>,
+    pub(crate) slots: Vec<Slot>,
+    /// Row `r` has the blocks `indptr[r] .. indptr[r + 1]`, lookahead included.
+    pub(crate) indptr: Vec<u32>,
+    pub(crate) blocks: Vec<BlockId>,
+    /// Leading blocks of each row that are as in the last step that named the sequence.
+    pub(crate) unchanged: Vec<u32>,
+}
+
+impl GroupStep {
+    /// Tokens of a block.
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// The block that padded rows may write to, if the cache reserves one.
+    pub fn scratch(&self) -> Option<BlockId> {
+        self.scratch
+    }
+
+    /// Copies to run before anything is written. No destination is a source of another.
+    pub fn copies(&self) -> &[BlockCopy] {
+        &self.copies
+    }
+
+    /// Where K and V of every query token go, row after row: `[query tokens]`. Distinct within a planned step.
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// The blocks of row `row`, first position first: ⌈sequence length / block size⌉, then those of its lookahead.
+    /// Empty for a row that the step does not have.
+    pub fn table(&self, row: usize) -> &[BlockId] {
+        match self.indptr.get(row..).and_then(|rest| rest.get(..2)) {
+            Some(&[from, to]) => self.blocks.get(ix(from)..ix(to)).unwrap_or(&[]),
+            _ => &[],
+        }
+    }
+
+    /// Leading blocks of row `row` that are the same as when a step last named its sequence. What is behind them is
+    /// new to a storage that keeps one table row per sequence.
+    pub fn unchanged(&self, row: usize) -> u32 {
+        self.unchanged.get(row).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn clear(&mut self, block_size: u32, scratch: Option<BlockId>) {
+        self.block_size = block_size;
+        self.scratch = scratch;
+        self.copies.clear();
+        self.slots.clear();
+        self.indptr.clear();
+        self.indptr.push(0);
+        self.blocks.clear();
+        self.unchanged.clear();
+    }
+
+    /// Appends the table of a row and the slots of its positions `start .. start + len`, which the table covers.
+    pub(crate) fn push_row(&mut self, table: impl Iterator<Item = BlockId>, start: u32, len: u32, unchanged: u32) {
+        let from = self.blocks.len();
+        self.blocks.extend(table);
+        let row = self.blocks.get(from..).unwrap_or(&[]);
+        let (mut index, mut offset) = (ix(start / self.block_size), start % self.block_size);
+        let mut left = len;
+        while left > 0 {
+            let Some(&block) = row.get(index) else {
+                debug_assert!(false, "the table covers the row");
+                break;
+            };
+            let run = left.min(self.block_size - offset);
+            self.slots.extend((offset..offset + run).map(|at| block.slot(at, self.block_size)));
+            (index, offset, left) = (index + 1, 0, left - run);
+        }
+        self.indptr.push(len32(self.blocks.len()));
+        self.unchanged.push(unchanged);
+    }
+}
+
+/// The plan of one forward pass; see the [module](self).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Step {
+    pub(crate) id: Option<StepId>,
+    pub(crate) rows: Vec<StepRow>,
+    pub(crate) groups: SmallVec<[GroupStep; 1]>,
+}
+
+impl Default for Step {
+    fn default() -> Self {
+        Self {
+            id: None,
+            rows: Vec::new(),
+            groups: smallvec![GroupStep { indptr: alloc::vec![0], ..Default::default() }],
+        }
+    }
+}
+
+/// A row of a step that is put together by hand; see [`Step::from_tables`].
+#[derive(Clone, Copy, Debug)]
+pub struct TableRow<'a> {
+    /// Position of the first query token.
+    pub start: u32,
+    /// Query tokens: positions `start .. start + len`.
+    pub len: u32,
+    /// The block table: enough blocks for `start + len` positions.
+    pub blocks: &'a [BlockId],
+}
+
+impl Step {
+    /// An empty buffer, to be filled by [`plan`](crate::KvCache::plan) or [`view`](crate::KvCache::view).
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A step without a cache behind it: for engines that keep their own tables and want a storage's attention, and
+    /// for tests of storages. The rows get the handles 0, 1, 2, …; the step has no id.
+    ///
+    /// # Errors
+    /// [`MalformedStep::Inconsistent`] where a table is shorter than its row, a block lies outside `u32` slots, a row
+    /// is empty, or the step has too many tokens.
+    pub fn from_tables(block_size: u32, rows: &[TableRow<'_>], copies: &[BlockCopy]) -> Result<Self, MalformedStep> {
+        let fault = |what| Err(MalformedStep::Inconsistent { what });
+        if block_size == 0 {
+            return fault("block size is zero");
+        }
+        let mut step = Self::new();
+        step.start(None, block_size, None);
+        for (row, index) in rows.iter().zip(0_u32..) {
+            if row.len == 0 {
+                return fault("a row is empty");
+            }
+            let Some(end) = row.start.checked_add(row.len) else {
+                return fault("a row is too long");
+            };
+            if row.blocks.len() < ix(end.div_ceil(block_size)) {
+                return fault("a table is shorter than its row");
+            }
+            if row.blocks.iter().any(|block| !has_slots(*block, block_size)) {
+                return fault("a block has no slots");
+            }
+            let seq = SeqId { index, generation: 0 };
+            if !step.push(seq, 0, row.start, row.len) {
+                return fault("too many query tokens");
+            }
+            let Some(group) = step.groups.first_mut() else { break };
+            if u32::try_from(group.blocks.len() + row.blocks.len()).is_err() {
+                return fault("too many blocks");
+            }
+            group.push_row(row.blocks.iter().copied(), row.start, row.len, 0);
+        }
+        let group = &mut step.groups[0];
+        if copies.iter().any(|copy| !has_slots(copy.src, block_size) || !has_slots(copy.dst, block_size)) {
+            return fault("a copied block has no slots");
+        }
+        group.copies.extend_from_slice(copies);
+        Ok(step)
+    }
+
+    /// The id under which this step is open in its cache; `None` for a view, a step by hand, or an empty buffer.
+    pub fn id(&self) -> Option<StepId> {
+        self.id
+    }
+
+    /// The rows, in the order of the plan.
+    pub fn rows(&self) -> &[StepRow] {
+        &self.rows
+    }
+
+    /// Query tokens of all rows together.
+    pub fn num_tokens(&self) -> u32 {
+        self.rows.last().map_or(0, |row| row.first_token + row.len)
+    }
+
+    /// The tables of the first group: the only one of a model whose layers are alike.
+    pub fn tables(&self) -> &GroupStep {
+        &self.groups[0]
+    }
+
+    /// The tables of a group.
+    pub fn group(&self, group: GroupId) -> Option<&GroupStep> {
+        self.groups.get(group.index())
+    }
+
+    /// Empties the buffer and gives it an id.
+    pub(crate) fn start(&mut self, id: Option<StepId>, block_size: u32, scratch: Option<BlockId>) {
+        self.id = id;
+        self.rows.clear();
+        self.groups.truncate(1);
+        self.groups[0].clear(block_size, scratch);
+    }
+
+    /// Appends a row's numbers; `false` where the query tokens of the step overflow `u32`.
+    pub(crate) fn push(&mut self, seq: SeqId, skip: u32, start: u32, len: u32) -> bool {
+        let first_token = self.num_tokens();
+        if first_token.checked_add(len).is_none() {
+            return false;
+        }
+        self.rows.push(StepRow { seq, skip, start, len, first_token });
+        true
+    }
+}
+
+/// Whether every slot of the block has a `u32` number.
+fn has_slots(block: BlockId, block_size: u32) -> bool {
+    block.get().checked_add(1).and_then(|blocks| blocks.checked_mul(block_size)).is_some()
+}

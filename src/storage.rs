@@ -1,0 +1,114 @@
+//! The data plane: memory that holds K and V, and attention over it.
+//!
+//! A wing beside the floors: it sees floor 0 and [`step`](crate::step), never the cache. A storage knows blocks and
+//! slots and no sequence; the cache knows sequences and owns no tensor memory.
+
+use crate::layout::KvLayout;
+use crate::step::Step;
+
+/// Options of one attention call.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct AttendParams {
+    /// What scores are multiplied by before the softmax.
+    pub scale: f32,
+}
+
+impl AttendParams {
+    /// The usual scale, 1 / √`head_dim`.
+    pub fn new(head_dim: u32) -> Self {
+        Self { scale: inverse_sqrt(head_dim) }
+    }
+
+    /// Another scale.
+    pub const fn with_scale(self, scale: f32) -> Self {
+        Self { scale, ..self }
+    }
+}
+
+/// 1 / √x by Newton's method: `core` has no square root, and a storage may live without `std`. Seven rounds from a
+/// start within a factor of two reach the last bit of f64, of which f32 keeps 24.
+fn inverse_sqrt(x: u32) -> f32 {
+    let x = f64::from(x.max(1));
+    // Half the exponent, turned around: within a factor of √2 of the result for any normal number.
+    let mut y = f64::from_bits(0x5fe6_eb50_c7b5_37a9 - (x.to_bits() >> 1));
+    for _ in 0..7 {
+        y *= 1.5 - 0.5 * x * y * y;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "rounds to the nearest f32")]
+    let y = y as f32;
+    y
+}
+
+/// Memory for K and V, and the four things that a forward pass does with it.
+///
+/// Per step: [`prepare`](Self::prepare) and [`copy_blocks`](Self::copy_blocks) once; then, per layer,
+/// [`write_kv`](Self::write_kv) and [`attend`](Self::attend). All four work on the *query tokens* of the prepared
+/// step, row after row, tokens that a row skips left out: `T` in the shapes below.
+pub trait KvStorage {
+    /// What can go wrong.
+    type Error: core::error::Error;
+    /// Where work is enqueued: `()` on the CPU, a stream on a device.
+    type Exec<'a>;
+    /// A tensor to read: `[T, heads, head_dim]` with strides.
+    type Input<'a>;
+    /// A tensor to write: `[T, heads, head_dim]` with strides.
+    type Output<'a>;
+
+    /// The geometry of this memory.
+    fn layout(&self) -> &KvLayout;
+
+    /// Takes over the metadata of a step, once, for all layers. `padded_rows` is the number of rows that a captured
+    /// graph runs, at least the rows of the step; storages without graphs ignore what goes beyond.
+    ///
+    /// # Errors
+    /// Where the step does not fit the layout: another block size, a block outside the pool.
+    fn prepare(&mut self, ex: Self::Exec<'_>, step: &Step, padded_rows: u32) -> Result<(), Self::Error>;
+
+    /// Runs the copies of the prepared step, on all layers, K and V. To be called before the first write.
+    ///
+    /// # Errors
+    /// Those of the implementation.
+    fn copy_blocks(&mut self, ex: Self::Exec<'_>) -> Result<(), Self::Error>;
+
+    /// Writes K `[T, kv_heads, k_dim]` and V `[T, kv_heads, v_dim]` of one layer to the slots of the prepared step.
+    ///
+    /// # Errors
+    /// Where the layer does not exist or a shape does not fit.
+    fn write_kv(
+        &mut self,
+        ex: Self::Exec<'_>,
+        layer: u32,
+        k: Self::Input<'_>,
+        v: Self::Input<'_>,
+    ) -> Result<(), Self::Error>;
+
+    /// Causal attention of the queries `[T, q_heads, k_dim]` over the rows' sequences, into `[T, q_heads, v_dim]`.
+    /// The query at position p sees the keys 0 ..= p. `q_heads` is a multiple of the layer's KV heads; query head h
+    /// reads KV head h / (`q_heads` / `kv_heads`).
+    ///
+    /// # Errors
+    /// Where the layer does not exist or a shape does not fit.
+    fn attend(
+        &self,
+        ex: Self::Exec<'_>,
+        layer: u32,
+        q: Self::Input<'_>,
+        out: Self::Output<'_>,
+        params: &AttendParams,
+    ) -> Result<(), Self::Error>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usual_scale_is_one_over_the_root_of_head_dim() {
+        // Exact powers of four, and 1 / √128 = 0.08838834764831845 (f64).
+        assert_eq!(AttendParams::new(64).scale, 0.125);
+        assert_eq!(AttendParams::new(256).scale, 0.0625);
+        assert_eq!(AttendParams::new(1).scale, 1.0);
+        assert_eq!(AttendParams::new(128).scale, 0.088_388_35); // the nearest f32
+    }
+}
