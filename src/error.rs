@@ -66,6 +66,11 @@ errors! {
             /// As configured.
             num_blocks: u32,
         } => "{num_blocks} blocks leave none for sequences",
+        /// The bookkeeping of so many blocks does not fit into memory.
+        OutOfMemory {
+            /// As configured.
+            num_blocks: u32,
+        } => "no memory to keep account of {num_blocks} blocks",
         /// Slots are numbered by `u32`.
         TooManySlots {
             /// As configured.

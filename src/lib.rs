@@ -5,11 +5,21 @@ extern crate alloc;
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
+pub mod block;
+pub mod cache;
 pub mod error;
 pub mod id;
 pub mod layout;
+#[cfg(test)]
+mod planted;
+pub mod prefix;
+pub mod sequence;
 pub mod step;
 pub mod storage;
+pub mod table;
 
+pub use cache::{CacheConfig, KvCache};
 pub use id::{BlockId, GroupId, SeqId, Slot, StepId, TokenId};
+pub use prefix::{Extra, Query, Scope};
+pub use sequence::Sequence;
 pub use step::{BlockCopy, Step};

@@ -1,0 +1,136 @@
+//! Doubly linked lists threaded through an array by index: O(1) removal from the middle, no allocation, no pointers.
+//!
+//! Floor 1. [`Links`] holds one pair of links per block; any number of [`List`]s may be threaded through it, as long as
+//! a block is on at most one of them at a time.
+
+use alloc::vec::Vec;
+
+use crate::id::ix;
+
+/// No block: the end of a list.
+pub(crate) const NIL: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    prev: u32,
+    next: u32,
+}
+
+/// The links of all blocks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Links(Vec<Link>);
+
+impl Links {
+    /// Links for `len` blocks, or `None` where memory does not suffice.
+    pub(crate) fn new(len: u32) -> Option<Self> {
+        let mut links = Vec::new();
+        links.try_reserve_exact(ix(len)).ok()?;
+        links.resize(ix(len), Link { prev: NIL, next: NIL });
+        Some(Self(links))
+    }
+}
+
+/// A list of blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct List {
+    head: u32,
+    tail: u32,
+    len: u32,
+}
+
+impl List {
+    pub(crate) const fn new() -> Self {
+        Self { head: NIL, tail: NIL, len: 0 }
+    }
+
+    pub(crate) const fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// The first block, or [`NIL`].
+    pub(crate) const fn head(&self) -> u32 {
+        self.head
+    }
+
+    pub(crate) fn push_back(&mut self, links: &mut Links, id: u32) {
+        self.insert(links, id, self.tail, NIL);
+    }
+
+    pub(crate) fn push_front(&mut self, links: &mut Links, id: u32) {
+        self.insert(links, id, NIL, self.head);
+    }
+
+    /// Puts `id` in front of `next`, which is on this list, or at the end for [`NIL`].
+    pub(crate) fn insert_before(&mut self, links: &mut Links, id: u32, next: u32) {
+        let prev = if next == NIL { self.tail } else { links.0[ix(next)].prev };
+        self.insert(links, id, prev, next);
+    }
+
+    fn insert(&mut self, links: &mut Links, id: u32, prev: u32, next: u32) {
+        links.0[ix(id)] = Link { prev, next };
+        match prev {
+            NIL => self.head = id,
+            prev => links.0[ix(prev)].next = id,
+        }
+        match next {
+            NIL => self.tail = id,
+            next => links.0[ix(next)].prev = id,
+        }
+        self.len += 1;
+    }
+
+    /// Takes `id`, which must be on this list, out of it.
+    pub(crate) fn remove(&mut self, links: &mut Links, id: u32) {
+        let Link { prev, next } = links.0[ix(id)];
+        match prev {
+            NIL => self.head = next,
+            prev => links.0[ix(prev)].next = next,
+        }
+        match next {
+            NIL => self.tail = prev,
+            next => links.0[ix(next)].prev = prev,
+        }
+        self.len -= 1;
+    }
+
+    /// The block behind `id` on its list, or [`NIL`].
+    pub(crate) fn after(links: &Links, id: u32) -> u32 {
+        links.0[ix(id)].next
+    }
+
+    pub(crate) fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + use<'a> {
+        let mut at = self.head;
+        core::iter::from_fn(move || {
+            let id = (at != NIL).then_some(at)?;
+            at = Self::after(links, id);
+            Some(id)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_keeps_order_through_removals_at_both_ends_and_inside() {
+        let mut links = Links::new(6).unwrap();
+        let mut list = List::new();
+        for id in [2, 4, 0] {
+            list.push_back(&mut links, id);
+        }
+        list.push_front(&mut links, 5);
+        assert!(list.iter(&links).eq([5, 2, 4, 0]));
+        list.remove(&mut links, 4);
+        list.insert_before(&mut links, 4, 0);
+        assert!(list.iter(&links).eq([5, 2, 4, 0]));
+        list.remove(&mut links, 4);
+        list.remove(&mut links, 5);
+        list.remove(&mut links, 0);
+        assert!(list.iter(&links).eq([2]));
+        list.remove(&mut links, 2);
+        assert_eq!((list.len(), list.head()), (0, NIL));
+        list.push_front(&mut links, 1);
+        assert!(list.iter(&links).eq([1]));
+    }
+}

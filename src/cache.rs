@@ -1,0 +1,256 @@
+//! The front that an engine holds: sequences, and steps over them.
+//!
+//! Floor 3. A step is planned, run and committed:
+//! ```text
+//! plan(rows, &mut Step)     all or nothing: copies, slots, tables, lengths, or why there is no room
+//! run                       storage.prepare · copy_blocks · per layer: write_kv, attend      (the engine's stream)
+//! commit(StepId, outcomes)  lengths become real; full blocks are sealed and named
+//! abort(StepId)             the step, and every later one, never happened
+//! ```
+//! A step commits as soon as its work is *enqueued* on the stream that runs all later steps; several steps may be open,
+//! and they commit in order. Full blocks of an open step are found by later rows and steps, which run behind it and are
+//! aborted with it, and by nobody else before it commits: nobody is served content that was not computed.
+
+mod blocks;
+mod check;
+mod commit;
+mod create;
+mod fork;
+mod handles;
+mod plan;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::hash::BuildHasher;
+
+use foldhash::fast::FixedState;
+
+use crate::block::BlockAllocator;
+use crate::error::{ConfigError, SequenceError};
+use crate::id::{BlockId, GroupId, SeqId, StepId};
+use crate::sequence::Sequence;
+use blocks::Blocks;
+use commit::OpenStep;
+use handles::Sequences;
+use plan::Draft;
+
+pub use check::IntegrityError;
+pub use commit::Outcome;
+pub use create::{Created, Fit, Prefix};
+pub use fork::Release;
+pub use plan::{Row, RowTokens};
+pub use view::ViewRow;
+
+/// The default number of tokens in a block.
+pub const DEFAULT_BLOCK_SIZE: u32 = 16;
+
+/// What a cache is made from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct CacheConfig {
+    /// Blocks of the pool, as in the storage's layout.
+    pub num_blocks: u32,
+    /// Tokens of a block.
+    pub block_size: u32,
+    /// Keep block 0 back as the block that padded rows write to. Costs one block of capacity; on by default.
+    pub scratch: bool,
+    /// Keep released blocks that an open step names from being reused until [`KvCache::retire`]. For engines whose
+    /// later work does not all run on the stream of the step; off by default.
+    pub withhold: bool,
+    /// Seed of the hash that finds candidates in the prefix index. Results do not depend on it.
+    pub hash_seed: u64,
+}
+
+impl CacheConfig {
+    /// A cache of `num_blocks` blocks of `block_size` tokens.
+    pub const fn new(num_blocks: u32, block_size: u32) -> Self {
+        Self { num_blocks, block_size, scratch: true, withhold: false, hash_seed: 0 }
+    }
+
+    /// With or without a scratch block.
+    pub const fn with_scratch(self, scratch: bool) -> Self {
+        Self { scratch, ..self }
+    }
+
+    /// With or without withholding.
+    pub const fn with_withhold(self, withhold: bool) -> Self {
+        Self { withhold, ..self }
+    }
+
+    /// With a seed for the hash of the prefix index: a secret one keeps tenants from provoking collisions.
+    pub const fn with_hash_seed(self, hash_seed: u64) -> Self {
+        Self { hash_seed, ..self }
+    }
+}
+
+/// Counts of a cache, now and since it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Blocks that sequences can use: those of the pool, less the scratch block.
+    pub capacity: u32,
+    /// Blocks that could be allocated now: free and cached ones.
+    pub available: u32,
+    /// Of these and of the pending ones, blocks whose content is kept for reuse.
+    pub cached: u32,
+    /// Blocks that come back at a [`retire`](KvCache::retire).
+    pub pending: u32,
+    /// Blocks that sequences hold.
+    pub held: u32,
+    /// Blocks that are reserved for sequences and not taken yet.
+    pub reserved: u32,
+    /// Living sequences.
+    pub sequences: u32,
+    /// Steps planned and neither committed nor aborted.
+    pub open_steps: u32,
+    /// Tokens of all prompts that were looked up, ever.
+    pub prompt_tokens: u64,
+    /// Tokens that were found and not computed again, ever: at `create` and as skipped tokens of rows.
+    pub hit_tokens: u64,
+    /// Copies planned, ever.
+    pub copies: u64,
+    /// Cached blocks that lost their content to an allocation, ever.
+    pub evictions: u64,
+}
+
+/// Counters that only grow.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counters {
+    prompt_tokens: u64,
+    hit_tokens: u64,
+    copies: u64,
+}
+
+/// A paged KV-cache: which sequence has its K and V where. It owns no tensor memory; see the [module](self) for the
+/// life of a step and [the crate](crate) for the decode loop.
+///
+/// The hasher `S` picks candidates in the prefix index and decides nothing.
+#[derive(Debug)]
+pub struct KvCache<S = FixedState> {
+    config: CacheConfig,
+    blocks: Blocks<S>,
+    seqs: Sequences,
+    /// Open steps, the oldest first.
+    open: VecDeque<OpenStep>,
+    /// Buffers of steps that are over.
+    spare: Vec<OpenStep>,
+    draft: Draft,
+    next_step: u64,
+    /// Counts plans that were tried, to find a sequence that stands in one twice.
+    plans: u64,
+    /// Sum of all claims, in blocks; never more than are available.
+    reserved: u32,
+    counters: Counters,
+}
+
+impl KvCache {
+    /// A cache without sequences.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the contradiction.
+    pub fn new(config: CacheConfig) -> Result<Self, ConfigError> {
+        Self::with_hasher(config, FixedState::with_seed(config.hash_seed))
+    }
+}
+
+impl<S: BuildHasher> KvCache<S> {
+    /// A cache whose prefix index uses another hasher.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the contradiction.
+    pub fn with_hasher(config: CacheConfig, hasher: S) -> Result<Self, ConfigError> {
+        let CacheConfig { num_blocks, block_size, .. } = config;
+        if block_size == 0 {
+            return Err(ConfigError::ZeroBlockSize);
+        }
+        if num_blocks.checked_mul(block_size).is_none() {
+            return Err(ConfigError::TooManySlots { num_blocks, block_size });
+        }
+        Ok(Self {
+            config,
+            blocks: Blocks::new(num_blocks, u32::from(config.scratch), block_size, hasher)?,
+            seqs: Sequences::default(),
+            open: VecDeque::new(),
+            spare: Vec::new(),
+            draft: Draft::default(),
+            next_step: 1,
+            plans: 0,
+            reserved: 0,
+            counters: Counters::default(),
+        })
+    }
+
+    /// What this cache was made from.
+    pub fn config(&self) -> &CacheConfig {
+        &self.config
+    }
+
+    /// Tokens of a block.
+    pub fn block_size(&self) -> u32 {
+        self.config.block_size
+    }
+
+    /// Blocks that sequences can use.
+    pub fn capacity(&self) -> u32 {
+        self.blocks.pool.capacity()
+    }
+
+    /// The block that padded rows may write to.
+    pub fn scratch(&self) -> Option<BlockId> {
+        self.config.scratch.then(|| BlockId::new(0))
+    }
+
+    /// What the cache knows of a sequence.
+    ///
+    /// # Errors
+    /// [`SequenceError::Unknown`] for a stale handle.
+    pub fn sequence(&self, seq: SeqId) -> Result<&Sequence, SequenceError> {
+        self.seqs.get(seq).ok_or(SequenceError::Unknown { seq })
+    }
+
+    /// The living sequences.
+    pub fn sequences(&self) -> impl Iterator<Item = (SeqId, &Sequence)> {
+        self.seqs.iter()
+    }
+
+    /// The open steps, the oldest first.
+    pub fn open_steps(&self) -> impl ExactSizeIterator<Item = StepId> + '_ {
+        self.open.iter().map(OpenStep::id)
+    }
+
+    /// References to a block that sequences hold, those included that wait for a commit.
+    pub fn refs(&self, block: BlockId) -> u32 {
+        self.blocks.pool.refs(block)
+    }
+
+    /// Counts, now and since the start. O(1).
+    pub fn stats(&self) -> Stats {
+        let pool = &self.blocks.pool;
+        Stats {
+            capacity: pool.capacity(),
+            available: pool.available(),
+            cached: pool.cached(),
+            pending: pool.pending(),
+            held: pool.capacity() - pool.available() - pool.pending(),
+            reserved: self.reserved,
+            sequences: self.seqs.len(),
+            open_steps: crate::id::len32(self.open.len()),
+            prompt_tokens: self.counters.prompt_tokens,
+            hit_tokens: self.counters.hit_tokens,
+            copies: self.counters.copies,
+            evictions: self.blocks.evictions,
+        }
+    }
+
+    /// The fence to release a sequence's blocks behind.
+    fn fence(&self, last_step: u64) -> u64 {
+        if self.config.withhold { last_step } else { 0 }
+    }
+
+    /// The only group, so far.
+    const GROUP: GroupId = GroupId::new(0);
+}

@@ -1,0 +1,217 @@
+//! New sequences: what of a prompt is there already, whether the rest fits, and claims on what it will need.
+
+use alloc::vec::Vec;
+use core::hash::BuildHasher;
+
+use super::KvCache;
+use super::blocks::Walk;
+use crate::block::{BlockAllocator, BlockRef, Identity};
+use crate::error::{CreateError, SequenceError, Shortfall};
+use crate::id::{BlockId, SeqId, TokenId, ix};
+use crate::prefix::index::Parent;
+use crate::prefix::{Query, Scope};
+use crate::sequence::{Claim, Sequence};
+
+/// What [`KvCache::peek`] found of a prompt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Prefix {
+    /// Leading tokens whose K and V are in the cache.
+    pub cached_tokens: u32,
+    /// Blocks that hold them and that no living sequence holds: a hit takes them off the blocks available.
+    pub idle_blocks: u32,
+}
+
+/// A sequence that [`KvCache::create`] made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Created {
+    /// Its handle.
+    pub seq: SeqId,
+    /// Leading tokens of the prompt whose K and V it has already. Plan the tokens behind these.
+    pub cached_tokens: u32,
+}
+
+/// Whether something fits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fit {
+    /// It would succeed now.
+    Now,
+    /// Not now, but in an empty pool.
+    Later(Shortfall),
+    /// Not even in an empty pool.
+    Never,
+}
+
+impl<S: BuildHasher> KvCache<S> {
+    /// How much of a prompt is in the cache: for ordering a queue. Changes nothing, holds nothing: the answer may be
+    /// stale at the next call.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create), for prompts that are wrong in themselves.
+    ///
+    /// # Complexity
+    /// O(tokens found).
+    pub fn peek(&self, scope: &Scope, tokens: &[TokenId], query: Query<'_>) -> Result<Prefix, CreateError> {
+        self.check_prompt(tokens, &query)?;
+        let nodes = self.find(scope, tokens, query, |block| self.blocks.index.computing(block) == 0);
+        let blocks = nodes.iter().filter_map(|&node| self.blocks.index.entry(node));
+        Ok(Prefix {
+            cached_tokens: crate::id::len32(nodes.len()) * self.config.block_size,
+            idle_blocks: blocks.map(|block| u32::from(self.blocks.pool.refs(block) == 0)).sum(),
+        })
+    }
+
+    /// A sequence for a prompt, which starts with what of the prompt is in the cache, and takes references on it. At
+    /// least one token is left to compute. What the rest needs is taken when it is planned; see
+    /// [`fits_prompt`](Self::fits_prompt) and [`reserve`](Self::reserve).
+    ///
+    /// A hit never takes blocks that are reserved for others: it is then shorter.
+    ///
+    /// # Errors
+    /// [`CreateError`]; then nothing changed. A prompt larger than the pool is refused at once.
+    ///
+    /// # Complexity
+    /// O(tokens found).
+    pub fn create(&mut self, scope: &Scope, tokens: &[TokenId], query: Query<'_>) -> Result<Created, CreateError> {
+        self.check_prompt(tokens, &query)?;
+        let nodes = self.find(scope, tokens, query, |block| self.blocks.index.computing(block) == 0);
+        let created = self.insert_sequence(scope, query)?;
+        let mut spare = self.blocks.pool.available() - self.reserved;
+        let block_size = self.config.block_size;
+        let Some(seq) = self.seqs.get_mut(created) else { return Err(CreateError::TooManySequences) };
+        let mut hits: Vec<BlockRef> = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            let Some(block) = self.blocks.index.entry(node) else { break };
+            let idle = u32::from(self.blocks.pool.is_idle(block));
+            let Some(left) = spare.checked_sub(idle) else { break };
+            let identity = core::num::NonZeroU64::new(u64::from(node) + 1).map(Identity::new);
+            let Some(block) = identity.and_then(|identity| self.blocks.pool.revive(block, identity)) else { break };
+            hits.push(block);
+            spare = left;
+        }
+        // Cut short by a reservation, a hit must still end where it may.
+        while !query.may_end(crate::id::len32(hits.len()) * block_size) {
+            let Some(block) = hits.pop() else { break };
+            self.blocks.release(block, 0);
+        }
+        let cached_tokens = crate::id::len32(hits.len()) * block_size;
+        hits.into_iter().for_each(|block| seq.table.push(block));
+        seq.planned = cached_tokens;
+        seq.committed = cached_tokens;
+        self.counters.prompt_tokens += tokens.len() as u64;
+        self.counters.hit_tokens += u64::from(cached_tokens);
+        Ok(Created { seq: created, cached_tokens })
+    }
+
+    /// A sequence without a prompt: for prompt embeddings, whose rows are planned by count.
+    ///
+    /// # Errors
+    /// [`CreateError::TooManySequences`].
+    pub fn create_blank(&mut self, scope: &Scope) -> Result<SeqId, CreateError> {
+        self.insert_sequence(scope, Query::default())
+    }
+
+    fn insert_sequence(&mut self, scope: &Scope, query: Query<'_>) -> Result<SeqId, CreateError> {
+        if !self.seqs.has_room(1) {
+            return Err(CreateError::TooManySequences);
+        }
+        let index = &mut self.blocks.index;
+        let scope = index.scopes.acquire(scope, &index.hasher);
+        Ok(self.seqs.insert(Sequence::new(scope, query.to_owned())))
+    }
+
+    /// Whether a prompt and `extra` tokens behind it (a first block of the answer, say) would find room: whether
+    /// [`create`](Self::create) and one [`plan`](Self::plan) of so many tokens would succeed, now, or in an empty pool.
+    /// Blocks that open steps are computing count as found, as they do in a plan.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create), for prompts that are wrong in themselves; too large is [`Fit::Never`].
+    ///
+    /// # Complexity
+    /// O(tokens found).
+    pub fn fits_prompt(
+        &self,
+        scope: &Scope,
+        tokens: &[TokenId],
+        query: Query<'_>,
+        extra: u32,
+    ) -> Result<Fit, CreateError> {
+        match self.check_prompt(tokens, &query) {
+            Err(CreateError::NeverFits { .. }) => return Ok(Fit::Never),
+            other => other?,
+        };
+        let too_long = CreateError::TooLong { tokens: tokens.len() };
+        let len = u32::try_from(tokens.len()).ok().and_then(|len| len.checked_add(extra)).ok_or(too_long)?;
+        let blocks = len.div_ceil(self.config.block_size);
+        if blocks > self.capacity() {
+            return Ok(Fit::Never);
+        }
+        let nodes = self.find(scope, tokens, query, |_| true);
+        let found = nodes.iter().filter_map(|&node| self.blocks.index.entry(node));
+        let held: u32 = found.map(|block| u32::from(!self.blocks.pool.is_idle(block))).sum();
+        match self.room(u64::from(blocks - held), 0, 0) {
+            Ok(()) => Ok(Fit::Now),
+            Err(shortfall) => Ok(Fit::Later(shortfall)),
+        }
+    }
+
+    /// Claims the blocks that a sequence needs to reach a length of `tokens`: plans of others leave them alone, so
+    /// that two half-prefilled prompts cannot starve each other. A later call replaces the claim; a length that the
+    /// sequence has reached drops it. What a copy-on-write of a forked tail takes is not covered.
+    ///
+    /// # Errors
+    /// [`SequenceError`]; then nothing changed.
+    pub fn reserve(&mut self, seq: SeqId, tokens: u32) -> Result<(), SequenceError> {
+        let capacity = self.blocks.pool.capacity();
+        let target = tokens.div_ceil(self.config.block_size);
+        let sequence = self.seqs.get(seq).ok_or(SequenceError::Unknown { seq })?;
+        if target > capacity {
+            return Err(SequenceError::NeverFits { blocks: target, capacity, group: Self::GROUP });
+        }
+        let before = sequence.claim.blocks;
+        let blocks = target.saturating_sub(sequence.table.len());
+        self.room(0, u64::from(before), u64::from(blocks)).map_err(|shortfall| Shortfall {
+            needed: blocks,
+            free: self.blocks.pool.available() - (self.reserved - before),
+            ..shortfall
+        })?;
+        self.reserved = self.reserved - before + blocks;
+        if let Some(sequence) = self.seqs.get_mut(seq) {
+            sequence.claim = Claim { target, blocks };
+        }
+        Ok(())
+    }
+
+    fn check_prompt(&self, tokens: &[TokenId], query: &Query<'_>) -> Result<(), CreateError> {
+        if tokens.is_empty() {
+            return Err(CreateError::EmptyPrompt);
+        }
+        let too_long = CreateError::TooLong { tokens: tokens.len() };
+        let len = u32::try_from(tokens.len()).map_err(|_| too_long)?;
+        let (blocks, capacity) = (len.div_ceil(self.config.block_size), self.capacity());
+        if blocks > capacity {
+            return Err(CreateError::NeverFits { blocks, capacity, group: Self::GROUP });
+        }
+        query.check()
+    }
+
+    /// The nodes of a prompt's leading blocks whose entries `visible` accepts.
+    fn find(
+        &self,
+        scope: &Scope,
+        tokens: &[TokenId],
+        query: Query<'_>,
+        visible: impl Fn(BlockId) -> bool,
+    ) -> smallvec::SmallVec<[u32; 32]> {
+        let mut nodes = smallvec::SmallVec::new();
+        let index = &self.blocks.index;
+        if let Some(scope) = index.scopes.find(scope, &index.hasher) {
+            let limit = crate::id::len32(tokens.len()).saturating_sub(1);
+            let walk = Walk { parent: Parent::Scope(scope), tokens, start: 0, limit, query };
+            self.blocks.walk(&walk, &mut nodes, |node| index.entry(node).is_some_and(&visible));
+        }
+        debug_assert!(nodes.len() * ix(self.config.block_size) < tokens.len());
+        nodes
+    }
+}

@@ -1,0 +1,81 @@
+//! Handles: sequences in a slab, each index with a generation.
+
+use alloc::vec::Vec;
+
+use crate::id::{SeqId, ix, len32};
+use crate::sequence::Sequence;
+
+/// All living sequences.
+#[derive(Debug, Default)]
+pub(super) struct Sequences {
+    entries: Vec<Entry>,
+    /// Indices without a sequence, the last one to be used next.
+    vacant: Vec<u32>,
+    len: u32,
+}
+
+#[derive(Debug)]
+struct Entry {
+    generation: u32,
+    sequence: Option<Sequence>,
+}
+
+impl Sequences {
+    pub(super) fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether `extra` more sequences have handles left.
+    pub(super) fn has_room(&self, extra: usize) -> bool {
+        let fresh = extra.saturating_sub(self.vacant.len());
+        self.entries.len().checked_add(fresh).is_some_and(|len| len < ix(u32::MAX))
+    }
+
+    pub(super) fn insert(&mut self, sequence: Sequence) -> SeqId {
+        self.len += 1;
+        if let Some(index) = self.vacant.pop() {
+            let entry = &mut self.entries[ix(index)];
+            entry.sequence = Some(sequence);
+            return SeqId { index, generation: entry.generation };
+        }
+        self.entries.push(Entry { generation: 0, sequence: Some(sequence) });
+        SeqId { index: len32(self.entries.len() - 1), generation: 0 }
+    }
+
+    pub(super) fn get(&self, id: SeqId) -> Option<&Sequence> {
+        let entry = self.entries.get(ix(id.index))?;
+        entry.sequence.as_ref().filter(|_| entry.generation == id.generation)
+    }
+
+    pub(super) fn get_mut(&mut self, id: SeqId) -> Option<&mut Sequence> {
+        let entry = self.entries.get_mut(ix(id.index))?;
+        entry.sequence.as_mut().filter(|_| entry.generation == id.generation)
+    }
+
+    pub(super) fn remove(&mut self, id: SeqId) -> Option<Sequence> {
+        self.get(id)?;
+        let entry = &mut self.entries[ix(id.index)];
+        let sequence = entry.sequence.take();
+        self.len -= 1;
+        // An index whose generations are used up is never used again: a handle cannot come alive a second time.
+        if let Some(next) = entry.generation.checked_add(1) {
+            entry.generation = next;
+            self.vacant.push(id.index);
+        }
+        sequence
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SeqId, &Sequence)> {
+        self.entries.iter().zip(0_u32..).filter_map(|(entry, index)| {
+            let id = SeqId { index, generation: entry.generation };
+            entry.sequence.as_ref().map(|sequence| (id, sequence))
+        })
+    }
+
+    /// What a caller could tell apart, as numbers.
+    #[cfg(test)]
+    pub(super) fn snapshot(&self, out: &mut Vec<u64>) {
+        out.extend(self.entries.iter().map(|entry| u64::from(entry.generation)));
+        out.extend(self.vacant.iter().map(|&index| u64::from(index)));
+    }
+}

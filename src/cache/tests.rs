@@ -1,0 +1,142 @@
+//! The laws of the cache, one test each; the simulation covers their combinations.
+
+use alloc::vec::Vec;
+
+use super::*;
+use crate::error::{CreateError, PlanError, StepError};
+use crate::prefix::{Query, Scope};
+use crate::step::Step;
+
+fn cache(num_blocks: u32, block_size: u32) -> KvCache {
+    KvCache::new(CacheConfig::new(num_blocks, block_size).with_scratch(false)).unwrap()
+}
+
+fn run(cache: &mut KvCache, seq: SeqId, tokens: &[u32]) -> Step {
+    let mut step = Step::new();
+    let id = cache.plan(&[Row::ids(seq, tokens)], &mut step).unwrap();
+    cache.commit_all(id).unwrap();
+    cache.check_integrity().unwrap();
+    step
+}
+
+fn sequence_of(cache: &mut KvCache, tokens: &[u32]) -> SeqId {
+    let created = cache.create(&Scope::default(), tokens, Query::default()).unwrap();
+    run(cache, created.seq, &tokens[created.cached_tokens as usize..]);
+    created.seq
+}
+
+fn tokens(range: core::ops::Range<u32>) -> Vec<u32> {
+    range.collect()
+}
+
+#[test]
+fn a_sequence_of_n_tokens_holds_exactly_the_blocks_it_fills() {
+    // The seed's figure: 300 tokens take 19 blocks of 16 (304 slots), and waste 4 slots; a reservation of 2,048
+    // tokens would waste 1,748.
+    let mut cache = cache(32, 16);
+    let seq = sequence_of(&mut cache, &tokens(0..300));
+    let table = cache.sequence(seq).unwrap().table();
+    assert_eq!(table.len(), 19);
+    assert_eq!(table.len() * 16 - 300, 4);
+    assert_eq!(2_048 - 300, 1_748);
+    assert_eq!(cache.stats().held, 19);
+}
+
+#[test]
+fn sixty_four_equal_prompts_in_one_plan_are_computed_once() {
+    // 40 tokens in blocks of 16: rows 1 to 63 skip two full blocks and compute the last 8 tokens.
+    let mut cache = cache(80, 16);
+    let prompt = tokens(0..40);
+    let seqs: Vec<_> =
+        (0..64).map(|_| cache.create(&Scope::default(), &prompt, Query::default()).unwrap().seq).collect();
+    let rows: Vec<_> = seqs.iter().map(|&seq| Row::ids(seq, &prompt)).collect();
+    let mut step = Step::new();
+    let id = cache.plan(&rows, &mut step).unwrap();
+    assert_eq!((step.rows()[0].skip, step.rows()[0].len), (0, 40));
+    assert!(step.rows()[1..].iter().all(|row| (row.skip, row.start, row.len) == (32, 32, 8)));
+    assert_eq!(cache.stats().held, 2 + 64);
+    cache.commit_all(id).unwrap();
+    cache.check_integrity().unwrap();
+}
+
+#[test]
+fn the_last_sharer_writes_in_place_and_the_others_copy() {
+    // Four sequences share one partly filled block: three copies, and the references go 4, 3, 2, 1.
+    let mut cache = cache(16, 4);
+    let root = sequence_of(&mut cache, &[1, 2, 3, 4, 5, 6]);
+    let mut all = [root; 4];
+    cache.fork_into(root, &mut all[1..]).unwrap();
+    let tail = cache.sequence(root).unwrap().table().get(1).unwrap().id();
+    assert_eq!(cache.refs(tail), 4);
+    let mut step = Step::new();
+    for (left, &seq) in [4, 3, 2, 1].iter().zip(&all) {
+        assert_eq!(cache.refs(tail), *left);
+        let id = cache.plan(&[Row::ids(seq, &[9])], &mut step).unwrap();
+        assert_eq!(step.tables().copies().len(), usize::from(*left > 1));
+        cache.commit_all(id).unwrap();
+        cache.check_integrity().unwrap();
+    }
+    assert_eq!(cache.stats().copies, 3);
+}
+
+#[test]
+fn a_fork_at_a_block_border_copies_nothing() {
+    let mut cache = cache(16, 4);
+    let root = sequence_of(&mut cache, &[1, 2, 3, 4]);
+    let child = cache.fork(root).unwrap();
+    let mut step = Step::new();
+    cache.plan(&[Row::ids(root, &[5]), Row::ids(child, &[6])], &mut step).unwrap();
+    assert!(step.tables().copies().is_empty());
+}
+
+#[test]
+fn content_is_found_only_after_it_is_computed() {
+    // Hazard H1: blocks that were allocated, never computed, and freed must not be hit.
+    let mut cache = cache(16, 4);
+    let prompt = tokens(0..9);
+    let seq = cache.create(&Scope::default(), &prompt, Query::default()).unwrap().seq;
+    let mut step = Step::new();
+    let id = cache.plan(&[Row::ids(seq, &prompt)], &mut step).unwrap();
+    assert_eq!(cache.peek(&Scope::default(), &prompt, Query::default()).unwrap().cached_tokens, 0);
+    cache.free(seq, Release::Cache).unwrap();
+    assert_eq!(cache.peek(&Scope::default(), &prompt, Query::default()).unwrap().cached_tokens, 0);
+    cache.commit_all(id).unwrap();
+    assert_eq!(cache.peek(&Scope::default(), &prompt, Query::default()).unwrap().cached_tokens, 0);
+    cache.check_integrity().unwrap();
+}
+
+#[test]
+fn plan_that_fails_changes_nothing() {
+    let mut cache = cache(4, 4);
+    let first = sequence_of(&mut cache, &tokens(0..9));
+    let second = cache.fork(first).unwrap();
+    let before = cache.snapshot();
+    let mut step = Step::new();
+    let untouched = step.clone();
+    let rows = [Row::ids(first, &[1, 2, 3]), Row::ids(second, &[1, 2, 3, 4])];
+    let error = cache.plan(&rows, &mut step).unwrap_err();
+    // One copy for the first; the second writes in place and needs one block for its 13th token; one block is left.
+    assert!(matches!(error, PlanError::Shortfall { shortfall } if (shortfall.needed, shortfall.free) == (2, 1)));
+    assert_eq!((cache.snapshot(), step), (before, untouched));
+}
+
+#[test]
+fn errors_name_what_is_wrong() {
+    let mut cache = cache(4, 4);
+    let scope = Scope::default();
+    let no_prompt = cache.create(&scope, &[], Query::default());
+    assert_eq!(no_prompt, Err(CreateError::EmptyPrompt));
+    let too_large = cache.create(&scope, &tokens(0..17), Query::default());
+    assert!(matches!(too_large, Err(CreateError::NeverFits { blocks: 5, capacity: 4, .. })));
+    let seq = sequence_of(&mut cache, &tokens(0..3));
+    let mut step = Step::new();
+    let twice = cache.plan(&[Row::ids(seq, &[1]), Row::ids(seq, &[2])], &mut step);
+    assert_eq!(twice, Err(PlanError::RepeatedSequence { row: 1, seq }));
+    let first = cache.plan(&[Row::ids(seq, &[1])], &mut step).unwrap();
+    let second = cache.plan(&[Row::ids(seq, &[1])], &mut step).unwrap();
+    assert_eq!(cache.commit_all(second), Err(StepError::OutOfOrder { step: second, oldest: first }));
+    cache.abort(first).unwrap();
+    assert_eq!(cache.commit_all(second), Err(StepError::NotOpen { step: second }));
+    cache.free(seq, Release::Cache).unwrap();
+    assert_eq!(cache.free(seq, Release::Cache), Err(SequenceError::Unknown { seq }));
+}

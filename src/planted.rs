@@ -1,0 +1,38 @@
+//! Bugs planted on purpose, in tests only, to show that the tests would catch them.
+
+use core::cell::Cell;
+
+/// A bug that a test may switch on for its own thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Bug {
+    /// A copy-on-write is planned and its copy left out of the step.
+    SkippedCopy,
+    /// Two blocks that differ in their last token only are taken for the same.
+    IdentityIgnoresLastToken,
+    /// A block that is taken for new content stays in the index under its old identity.
+    IdentitySurvivesReuse,
+    /// An abort gives back all blocks of a row but one.
+    AbortForgetsBlock,
+}
+
+std::thread_local! {
+    static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
+}
+
+/// Runs `f` with a bug planted.
+pub(crate) fn with<R>(bug: Bug, f: impl FnOnce() -> R) -> R {
+    struct Uproot;
+    impl Drop for Uproot {
+        fn drop(&mut self) {
+            PLANTED.with(|planted| planted.set(None));
+        }
+    }
+    let _uproot = Uproot;
+    PLANTED.with(|planted| planted.set(Some(bug)));
+    f()
+}
+
+/// Whether this bug is planted.
+pub(crate) fn is(bug: Bug) -> bool {
+    PLANTED.with(|planted| planted.get() == Some(bug))
+}

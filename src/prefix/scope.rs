@@ -1,0 +1,113 @@
+//! Scopes: what must be equal before any token is compared.
+//!
+//! Floor 1.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::hash::BuildHasher;
+
+use hashbrown::HashTable;
+
+use crate::id::{ix, len32};
+
+/// What a first block stands on: everything but tokens and extras that the content of K and V depends on, and whoever
+/// must not share. Compared in full. The default is the empty scope: one model, no adapters, one tenant.
+#[derive(Clone, PartialEq, Eq, Hash, Default, Debug)]
+#[non_exhaustive]
+pub struct Scope {
+    /// Model and revision.
+    pub model: Box<[u8]>,
+    /// Name of the adapter, `LoRA` or other; empty without.
+    pub adapter: Box<[u8]>,
+    /// Version of the adapter's *content*: an adapter that is replaced under its name is another one.
+    pub adapter_version: u64,
+    /// Salt of a tenant: two tenants with different salts share nothing, and learn nothing from timing.
+    pub salt: Box<[u8]>,
+}
+
+impl Scope {
+    /// The same for another model.
+    pub fn with_model(self, model: &[u8]) -> Self {
+        Self { model: model.into(), ..self }
+    }
+
+    /// The same with an adapter of this name and content version.
+    pub fn with_adapter(self, name: &[u8], version: u64) -> Self {
+        Self { adapter: name.into(), adapter_version: version, ..self }
+    }
+
+    /// The same for a tenant.
+    pub fn with_salt(self, salt: &[u8]) -> Self {
+        Self { salt: salt.into(), ..self }
+    }
+}
+
+/// The scopes in use, each with a number and a count of its users.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scopes {
+    entries: Vec<Entry>,
+    vacant: Vec<u32>,
+    table: HashTable<u32>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Entry {
+    scope: Scope,
+    uses: u32,
+}
+
+impl Scopes {
+    pub(crate) fn find(&self, scope: &Scope, hasher: &impl BuildHasher) -> Option<u32> {
+        let same = |&id: &u32| self.entries[ix(id)].scope == *scope;
+        self.table.find(hasher.hash_one(scope), same).copied()
+    }
+
+    /// The number of a scope, with one more user.
+    pub(crate) fn acquire(&mut self, scope: &Scope, hasher: &impl BuildHasher) -> u32 {
+        if let Some(id) = self.find(scope, hasher) {
+            self.entries[ix(id)].uses += 1;
+            return id;
+        }
+        let entry = Entry { scope: scope.clone(), uses: 1 };
+        let id = match self.vacant.pop() {
+            Some(id) => {
+                self.entries[ix(id)] = entry;
+                id
+            }
+            None => {
+                self.entries.push(entry);
+                len32(self.entries.len() - 1)
+            }
+        };
+        let entries = &self.entries;
+        self.table.insert_unique(hasher.hash_one(scope), id, |&id| hasher.hash_one(&entries[ix(id)].scope));
+        id
+    }
+
+    /// One more user of a scope that has one.
+    pub(crate) fn share(&mut self, id: u32) {
+        self.entries[ix(id)].uses += 1;
+    }
+
+    /// One user less; the last one takes the scope along.
+    pub(crate) fn release(&mut self, id: u32, hasher: &impl BuildHasher) {
+        let entry = &mut self.entries[ix(id)];
+        entry.uses -= 1;
+        if entry.uses > 0 {
+            return;
+        }
+        let scope = core::mem::take(&mut entry.scope);
+        if let Ok(found) = self.table.find_entry(hasher.hash_one(&scope), |&other| other == id) {
+            found.remove();
+        }
+        self.vacant.push(id);
+    }
+
+    pub(crate) fn uses(&self, id: u32) -> u32 {
+        self.entries.get(ix(id)).map_or(0, |entry| entry.uses)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+}

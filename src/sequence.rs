@@ -1,0 +1,125 @@
+//! One sequence: its table, its lengths, and the tokens of its open tail.
+//!
+//! Floor 2.
+//! ```text
+//! position  0 ........ tail_start .. committed ........ planned ..... + lookahead
+//!           |  sealed   |      tail, open steps       |   reserved      |
+//! tokens                |  kept here, by id if known  |
+//! ```
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use crate::block::BlockRef;
+use crate::id::{TokenId, ix};
+use crate::prefix::{OwnedQuery, Query};
+use crate::table::BlockTable;
+
+/// What the cache knows of one sequence. Read it through [`KvCache::sequence`](crate::KvCache::sequence).
+#[derive(Debug)]
+pub struct Sequence {
+    pub(crate) table: BlockTable,
+    pub(crate) committed: u32,
+    pub(crate) planned: u32,
+    /// Tokens behind `planned` that the newest plan asked blocks for.
+    pub(crate) lookahead: u32,
+    /// Tokens from [`tail_start`](Self::tail_start) to `planned`; placeholders where a row was planned by count.
+    pub(crate) tail: Vec<TokenId>,
+    /// Position from which on tokens will never be known, so that no block from there on has an identity.
+    pub(crate) anonymous_from: u32,
+    pub(crate) open_rows: u32,
+    /// Open rows whose tokens are not known yet.
+    pub(crate) unknown_rows: u32,
+    /// The committed tail that an open copy-on-write replaced, and its index in the table.
+    pub(crate) displaced: Option<(u32, BlockRef)>,
+    pub(crate) claim: Claim,
+    pub(crate) scope: u32,
+    pub(crate) query: Option<Box<OwnedQuery>>,
+    /// The newest step that named this sequence, or 0.
+    pub(crate) last_step: u64,
+    /// The newest plan that has looked at this sequence.
+    pub(crate) mark: u64,
+}
+
+/// A reservation: blocks that admission keeps for a sequence on its way to a length.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Claim {
+    /// Table length that is claimed, in blocks.
+    pub(crate) target: u32,
+    /// Blocks still to come, at most what the table lacks of the target.
+    pub(crate) blocks: u32,
+}
+
+impl Sequence {
+    pub(crate) fn new(scope: u32, query: Option<Box<OwnedQuery>>) -> Self {
+        Self {
+            table: BlockTable::new(),
+            committed: 0,
+            planned: 0,
+            lookahead: 0,
+            tail: Vec::new(),
+            anonymous_from: u32::MAX,
+            open_rows: 0,
+            unknown_rows: 0,
+            displaced: None,
+            claim: Claim::default(),
+            scope,
+            query,
+            last_step: 0,
+            mark: 0,
+        }
+    }
+
+    /// Committed length, in tokens: what has K and V.
+    pub fn len(&self) -> u32 {
+        self.committed
+    }
+
+    /// Whether no token is committed.
+    pub fn is_empty(&self) -> bool {
+        self.committed == 0
+    }
+
+    /// Length once all open steps are committed in full, in tokens.
+    pub fn planned_len(&self) -> u32 {
+        self.planned
+    }
+
+    /// Steps that hold a row of this sequence and are open.
+    pub fn open_steps(&self) -> u32 {
+        self.open_rows
+    }
+
+    /// The block table, planned blocks and lookahead included.
+    pub fn table(&self) -> &BlockTable {
+        &self.table
+    }
+
+    /// Blocks that are reserved for this sequence and not in its table yet.
+    pub fn reserved_blocks(&self) -> u32 {
+        self.claim.blocks
+    }
+
+    pub(crate) fn query(&self) -> Query<'_> {
+        self.query.as_deref().map_or(Query::default(), OwnedQuery::as_query)
+    }
+
+    /// Position of the first token in `tail`: the start of the block that the committed length ends in.
+    pub(crate) fn tail_start(&self, block_size: u32) -> u32 {
+        self.committed - self.committed % block_size
+    }
+
+    /// The tokens of a block that lies within `tail`.
+    pub(crate) fn block_tokens(&self, index: u32, block_size: u32) -> &[TokenId] {
+        let from = ix(index * block_size - self.tail_start(block_size));
+        self.tail.get(from..from + ix(block_size)).unwrap_or(&[])
+    }
+
+    /// Advances the committed length, and forgets the tokens of blocks that are sealed by it.
+    pub(crate) fn set_committed(&mut self, committed: u32, block_size: u32) {
+        let before = self.tail_start(block_size);
+        self.committed = committed;
+        let sealed = ix(self.tail_start(block_size) - before);
+        self.tail.drain(..sealed.min(self.tail.len()));
+    }
+}
