@@ -1,5 +1,6 @@
 //! An embeddable paged KV-cache for LLM inference engines.
 #![no_std]
+#![warn(clippy::std_instead_of_alloc, clippy::std_instead_of_core)]
 
 extern crate alloc;
 #[cfg(any(feature = "std", test))]
@@ -16,6 +17,8 @@ pub mod prefix;
 pub mod sequence;
 pub mod step;
 pub mod storage;
+#[cfg(feature = "parking_lot")]
+pub mod sync;
 pub mod table;
 
 pub use cache::{CacheConfig, KvCache};

@@ -1,0 +1,29 @@
+//! Proof that the crate needs no `std`: a program that has none plans, commits and forks. `cargo check` is the test.
+#![no_std]
+#![no_main]
+
+use core::panic::PanicInfo;
+
+use paged_kv::cache::{Release, Row};
+use paged_kv::{CacheConfig, KvCache, Query, Scope, Step};
+
+#[global_allocator]
+static ALLOCATOR: emballoc::Allocator<65_536> = emballoc::Allocator::new();
+
+#[panic_handler]
+fn panic(_: &PanicInfo<'_>) -> ! {
+    loop {}
+}
+
+/// What a firmware would call. Returns the blocks that are held at the end.
+pub fn serve() -> Option<u32> {
+    let mut cache = KvCache::new(CacheConfig::new(64, 16)).ok()?;
+    let mut step = Step::new();
+    let created = cache.create(&Scope::default(), &[1, 2, 3], Query::default()).ok()?;
+    let id = cache.plan(&[Row::ids(created.seq, &[1, 2, 3])], &mut step).ok()?;
+    cache.commit_all(id).ok()?;
+    let fork = cache.fork(created.seq).ok()?;
+    cache.free(created.seq, Release::Cache).ok()?;
+    cache.free(fork, Release::Discard).ok()?;
+    Some(cache.stats().held)
+}
