@@ -35,6 +35,9 @@ macro_rules! errors {
     )*};
 }
 
+#[cfg(feature = "std")]
+pub(crate) use errors;
+
 /// There was no room: how many blocks a call wanted, and what stood against it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shortfall {

@@ -3,8 +3,14 @@
 //! A wing beside the floors: it sees floor 0 and [`step`](crate::step), never the cache. A storage knows blocks and
 //! slots and no sequence; the cache knows sequences and owns no tensor memory.
 
+#[cfg(feature = "std")]
+mod cpu;
+
 use crate::layout::KvLayout;
 use crate::step::Step;
+
+#[cfg(feature = "std")]
+pub use cpu::{CpuError, CpuStorage, CpuTensor, CpuTensorMut, Element, MAX_HEAD_DIM};
 
 /// Options of one attention call.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -1,0 +1,303 @@
+//! KV memory of the host, and attention on its processors.
+
+mod attend;
+mod element;
+mod error;
+mod exp;
+mod geometry;
+mod isa;
+mod kernel;
+mod memory;
+mod prepared;
+mod tensor;
+
+use alloc::vec::Vec;
+
+use attend::Call;
+use element::Stored;
+use geometry::Geometry;
+use isa::Level;
+use memory::{Pools, each};
+use prepared::Prepared;
+
+use super::{AttendParams, KvStorage};
+use crate::id::{GroupId, Slot, ix};
+use crate::layout::KvLayout;
+use crate::step::Step;
+
+pub use element::Element;
+pub use error::CpuError;
+pub use geometry::MAX_HEAD_DIM;
+pub use tensor::{CpuTensor, CpuTensorMut};
+
+/// KV memory of the host, in `f32`, `f16` or `bf16`, for any [`KvLayout`].
+///
+/// Attention takes decode rows, prompts, pieces of prompts and any mix of them in one step; any number of query heads
+/// per KV head; any `k_dim` and `v_dim` up to [`MAX_HEAD_DIM`]. Everything is computed in `f32`. With the feature
+/// `rayon`, [`attend`](KvStorage::attend) runs on the threads of the current `rayon` pool.
+///
+/// # Guarantees
+/// The bits of an output row depend on its query, on its position p, on K and V of the positions 0 ..= p, and on the
+/// machine's instruction set (AVX2 with FMA and F16C where there is, else what the target always has). They depend on
+/// **nothing else**:
+///
+/// * not on what lies in slots beyond the sequence or in blocks that the row does not name, NaN included;
+/// * not on which blocks hold the context, nor on the block size or the layout;
+/// * not on the other rows of the step, nor on how the context was cut into steps;
+/// * not on the number of threads, nor on the feature `rayon`.
+///
+/// A greedy decode therefore gives the same tokens alone and in a batch, with and without prefix sharing, preemption
+/// and chunked prefill, as long as the engine's own operations are as careful.
+///
+/// # Copies
+/// [`copy_blocks`](KvStorage::copy_blocks) runs the copies of a prepared step once; calling it again does nothing, so
+/// that it cannot undo writes. Until it has run, writing to and reading from a step that has copies is refused
+/// ([`CpuError::CopiesPending`]).
+///
+/// # Example
+/// One layer, one KV head of 8 elements, two query heads, a sequence of three tokens in blocks of two.
+/// ```
+/// use paged_kv::layout::{DType, KvLayout, KvShape};
+/// use paged_kv::storage::{AttendParams, CpuStorage, CpuTensor, CpuTensorMut, KvStorage};
+/// use paged_kv::step::{Step, TableRow};
+/// use paged_kv::BlockId;
+///
+/// let layout = KvLayout::per_layer(&KvShape::new(1, 1, 8, DType::F32), 4, 2)?;
+/// let mut storage = CpuStorage::new(layout)?;
+///
+/// // An engine has its steps from `KvCache::plan`; this one is put together by hand.
+/// let blocks = [BlockId::new(2), BlockId::new(0)];
+/// let step = Step::from_tables(2, &[TableRow { start: 0, len: 3, blocks: &blocks }], &[])?;
+/// storage.prepare((), &step, 1)?;
+/// storage.copy_blocks(())?;
+///
+/// let k = [0.5_f32; 3 * 8]; // [3 tokens, 1 KV head, 8]: equal keys, so that all weights are equal
+/// let v: Vec<f32> = (0..3).flat_map(|token| [token as f32; 8]).collect();
+/// storage.write_kv((), 0, CpuTensor::new(&k, [3, 1, 8]), CpuTensor::new(&v, [3, 1, 8]))?;
+///
+/// let q = [1.0_f32; 3 * 2 * 8]; // [3 tokens, 2 query heads, 8]
+/// let mut out = [0.0; 3 * 2 * 8];
+/// let to = CpuTensorMut::new(&mut out, [3, 2, 8]);
+/// storage.attend((), 0, CpuTensor::new(&q, [3, 2, 8]), to, &AttendParams::new(8))?;
+/// assert_eq!(out[0], 0.0); // the first token sees V of itself
+/// assert_eq!(out[16], 0.5); // the second the mean of 0 and 1
+/// assert!((out[32] - 1.0).abs() < 1e-6); // the third the mean of 0, 1 and 2
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct CpuStorage {
+    layout: KvLayout,
+    group: GroupId,
+    layers: Vec<Geometry>,
+    pools: Pools,
+    prepared: Prepared,
+    /// A head on its way from one element type to another.
+    head: Vec<f32>,
+    level: Level,
+}
+
+impl CpuStorage {
+    /// Memory for the layout, zeroed, every allocation on a cache line. The system may hand out its pages when they
+    /// are first written.
+    ///
+    /// # Errors
+    /// [`CpuError::OutOfMemory`], also for sizes that no machine has; [`CpuError::HeadTooLong`].
+    pub fn new(layout: KvLayout) -> Result<Self, CpuError> {
+        let layers: Result<Vec<_>, _> =
+            layout.layers().iter().zip(0..).map(|(layer, index)| Geometry::new(&layout, layer, index)).collect();
+        let layers = layers?;
+        let longest = layers.iter().map(|layer| layer.k_dim.max(layer.v_dim)).max().unwrap_or(0);
+        let pools = Pools::zeroed(&layout)?;
+        Ok(Self {
+            layout,
+            group: GroupId::default(),
+            layers,
+            pools,
+            prepared: Prepared::default(),
+            head: alloc::vec![0.0; longest],
+            level: Level::detect(),
+        })
+    }
+
+    /// Makes this the storage of another group than the first: it then reads that group's tables of every step.
+    #[must_use]
+    pub fn with_group(mut self, group: GroupId) -> Self {
+        self.group = group;
+        self
+    }
+
+    /// Bytes of K and V: those of the layout. Beside them a storage keeps the metadata of a step, and each thread of
+    /// attention some hundred KiB.
+    pub fn bytes(&self) -> u64 {
+        self.layout.bytes()
+    }
+
+    /// K `[kv_heads, k_dim]` and V `[kv_heads, v_dim]` of one slot, widened. For tools and tests.
+    ///
+    /// # Errors
+    /// [`CpuError::NoSuchLayer`], [`CpuError::NoSuchSlot`].
+    pub fn read_slot(&self, layer: u32, slot: Slot) -> Result<(Vec<f32>, Vec<f32>), CpuError> {
+        let geometry = self.geometry(layer)?;
+        let (block, offset) = self.place(slot)?;
+        let mut k = alloc::vec![0.0; geometry.kv_heads * geometry.k_dim];
+        let mut v = alloc::vec![0.0; geometry.kv_heads * geometry.v_dim];
+        each!(&self.pools, buffers => {
+            let elems = &buffers[geometry.allocation];
+            for (head, k) in k.chunks_exact_mut(geometry.k_dim).enumerate() {
+                Stored::widen(&elems[geometry.k.elem(block, head, offset)..][..geometry.k_dim], k);
+            }
+            for (head, v) in v.chunks_exact_mut(geometry.v_dim).enumerate() {
+                Stored::widen(&elems[geometry.v.elem(block, head, offset)..][..geometry.v_dim], v);
+            }
+        });
+        Ok((k, v))
+    }
+
+    /// Writes K `[kv_heads, k_dim]` and V `[kv_heads, v_dim]` of one slot, outside of any step. For tools and tests.
+    ///
+    /// # Errors
+    /// [`CpuError::NoSuchLayer`], [`CpuError::NoSuchSlot`]; [`CpuError::TooShort`] where a slice is.
+    pub fn write_slot(&mut self, layer: u32, slot: Slot, k: &[f32], v: &[f32]) -> Result<(), CpuError> {
+        let geometry = self.geometry(layer)?;
+        let (block, offset) = self.place(slot)?;
+        let k = CpuTensor::new(k, [1, geometry.kv_heads, geometry.k_dim]);
+        let v = CpuTensor::new(v, [1, geometry.kv_heads, geometry.v_dim]);
+        k.check("k", [1, geometry.kv_heads, geometry.k_dim])?;
+        v.check("v", [1, geometry.kv_heads, geometry.v_dim])?;
+        self.put(&geometry, 0, block, offset, &k, &v);
+        Ok(())
+    }
+
+    /// Sets every element of every allocation. For tests: what was never written may be NaN.
+    pub fn fill(&mut self, value: f32) {
+        fn all<E: Stored>(buffers: &mut [memory::Buffer<E>], value: f32) {
+            let mut elem = [E::ZERO];
+            E::narrow(&[value], &mut elem);
+            buffers.iter_mut().for_each(|buffer| buffer.fill(elem[0]));
+        }
+        each!(&mut self.pools, buffers => all(buffers, value));
+    }
+
+    /// The same storage as a machine without vector extensions would have it.
+    #[cfg(test)]
+    pub(super) fn portable(mut self) -> Self {
+        self.level = Level::portable();
+        self
+    }
+
+    fn geometry(&self, layer: u32) -> Result<Geometry, CpuError> {
+        let layers = self.layers.len();
+        self.layers.get(ix(layer)).copied().ok_or(CpuError::NoSuchLayer { layer, layers })
+    }
+
+    /// Block and offset of a slot.
+    fn place(&self, slot: Slot) -> Result<(usize, usize), CpuError> {
+        let slots = self.layout.slots().end;
+        if u64::from(slot.get()) >= slots {
+            return Err(CpuError::NoSuchSlot { slot, slots });
+        }
+        let block_size = self.layout.block_size();
+        Ok((slot.block(block_size).index(), ix(slot.offset(block_size))))
+    }
+
+    /// Writes K and V of a token to a slot; all of them exist.
+    fn put(
+        &mut self,
+        geometry: &Geometry,
+        token: usize,
+        block: usize,
+        offset: usize,
+        k: &CpuTensor<'_>,
+        v: &CpuTensor<'_>,
+    ) {
+        for head in 0..geometry.kv_heads {
+            for (tensor, strides, dim) in [(k, &geometry.k, geometry.k_dim), (v, &geometry.v, geometry.v_dim)] {
+                let at = tensor.elem(token, head);
+                let from = strides.elem(block, head, offset);
+                // Through `f32`: widening is exact, and narrowing gives back what was widened.
+                let head = match tensor.data() {
+                    element::Data::F32(data) => &data[at..][..dim],
+                    data => {
+                        data.widen(at, &mut self.head[..dim]);
+                        &self.head[..dim]
+                    }
+                };
+                each!(&mut self.pools, buffers => {
+                    Stored::narrow(head, &mut buffers[geometry.allocation][from..][..dim]);
+                });
+            }
+        }
+    }
+}
+
+impl KvStorage for CpuStorage {
+    type Error = CpuError;
+    type Exec<'a> = ();
+    type Input<'a> = CpuTensor<'a>;
+    type Output<'a> = CpuTensorMut<'a>;
+
+    fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    fn prepare(&mut self, (): (), step: &Step, padded_rows: u32) -> Result<(), CpuError> {
+        self.prepared.set(&self.layout, self.group, step, padded_rows)
+    }
+
+    fn copy_blocks(&mut self, (): ()) -> Result<(), CpuError> {
+        let block_size = ix(self.layout.block_size());
+        for copy in self.prepared.take_copies()? {
+            let [src, dst] = [copy.src, copy.dst].map(|block| block.index());
+            for layer in &self.layers {
+                for (strides, dim) in [(&layer.k, layer.k_dim), (&layer.v, layer.v_dim)] {
+                    let from = strides.runs(src, layer.kv_heads, block_size, dim);
+                    let to = strides.runs(dst, layer.kv_heads, block_size, dim);
+                    each!(&mut self.pools, buffers => {
+                        let elems = &mut buffers[layer.allocation];
+                        from.zip(to).for_each(|(from, to)| elems.copy_within(from, to.start));
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write_kv(&mut self, (): (), layer: u32, k: CpuTensor<'_>, v: CpuTensor<'_>) -> Result<(), CpuError> {
+        self.prepared.check_ready()?;
+        let geometry = self.geometry(layer)?;
+        let tokens = self.prepared.slots().len();
+        k.check("k", [tokens, geometry.kv_heads, geometry.k_dim])?;
+        v.check("v", [tokens, geometry.kv_heads, geometry.v_dim])?;
+        for token in 0..tokens {
+            // Checked by `prepare`.
+            let (block, offset) = self.place(self.prepared.slots()[token])?;
+            self.put(&geometry, token, block, offset, &k, &v);
+        }
+        Ok(())
+    }
+
+    fn attend(
+        &self,
+        (): (),
+        layer: u32,
+        q: CpuTensor<'_>,
+        out: CpuTensorMut<'_>,
+        params: &AttendParams,
+    ) -> Result<(), CpuError> {
+        self.prepared.check_ready()?;
+        let geometry = &self.geometry(layer)?;
+        let tokens = self.prepared.slots().len();
+        let (q_heads, kv_heads) = (q.heads(), geometry.kv_heads);
+        if q_heads == 0 || q_heads % kv_heads != 0 {
+            return Err(CpuError::QueryHeads { q_heads, kv_heads });
+        }
+        q.check("q", [tokens, q_heads, geometry.k_dim])?;
+        let out = out.share("out", [tokens, q_heads, geometry.v_dim])?;
+        let (level, prepared, block_size) = (self.level, &self.prepared, self.layout.block_size());
+        each!(&self.pools, buffers => {
+            let elems = &buffers[geometry.allocation];
+            Call { level, prepared, geometry, block_size, elems, q, out, scale: params.scale }.run();
+        });
+        Ok(())
+    }
+}

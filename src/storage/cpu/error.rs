@@ -1,0 +1,118 @@
+//! What a [`CpuStorage`](super::CpuStorage) refuses.
+
+use core::fmt;
+
+use crate::error::errors;
+use crate::id::{BlockId, GroupId, Slot};
+
+errors! {
+    /// A [`CpuStorage`](crate::storage::CpuStorage) refused a call, which then changed nothing.
+    pub enum CpuError {
+        /// An allocation of the layout cannot be had.
+        OutOfMemory {
+            /// Its index in [`KvLayout::allocations`](crate::layout::KvLayout::allocations).
+            allocation: u32,
+            /// Its size.
+            bytes: u64,
+        } => "allocation {allocation} of {bytes} bytes cannot be had",
+        /// Heads are far longer than those of any model.
+        HeadTooLong {
+            /// The layer.
+            layer: u32,
+            /// Elements of its K or V heads.
+            dim: u32,
+            /// The most that is taken.
+            max: u32,
+        } => "heads of {dim} elements in layer {layer}, and at most {max} are possible",
+        /// The step has no tables for the group of this storage.
+        NoSuchGroup {
+            /// The group.
+            group: GroupId,
+        } => "the step has no group {group:?}",
+        /// The step was planned for blocks of another size.
+        BlockSize {
+            /// Of the step, in tokens.
+            step: u32,
+            /// Of the layout, in tokens.
+            layout: u32,
+        } => "the step has blocks of {step} tokens and the layout of {layout}",
+        /// Padding only adds rows.
+        PaddedRows {
+            /// Rows of the step.
+            rows: usize,
+            /// Rows asked for.
+            padded_rows: u32,
+        } => "{rows} rows cannot be padded to {padded_rows}",
+        /// A block of a table, of a copy, or the scratch block is not one of the pool.
+        NoSuchBlock {
+            /// The block.
+            block: BlockId,
+            /// Blocks of the pool.
+            num_blocks: u32,
+        } => "{block:?} is not one of the {num_blocks} blocks of the pool",
+        /// A row reaches beyond its table, or slots are missing.
+        Inconsistent {
+            /// The row.
+            row: usize,
+        } => "row {row} of the step has more tokens than blocks or slots",
+        /// A block is the destination of two copies, or of one and the source of another (or the same): the result
+        /// would depend on their order.
+        CopyOrder {
+            /// The block.
+            block: BlockId,
+        } => "{block:?} is written by a copy and is read or written by another",
+        /// No step was prepared yet.
+        NotPrepared => "no step was prepared",
+        /// The copies of the prepared step must run before its writes and reads.
+        CopiesPending {
+            /// Number of copies.
+            copies: usize,
+        } => "{copies} copies of the step have not run",
+        /// The layout has no such layer.
+        NoSuchLayer {
+            /// The layer asked for.
+            layer: u32,
+            /// Layers of the layout.
+            layers: usize,
+        } => "there is no layer {layer} among {layers}",
+        /// The pool has no such slot.
+        NoSuchSlot {
+            /// The slot asked for.
+            slot: Slot,
+            /// Slots of the pool.
+            slots: u64,
+        } => "{slot:?} is not one of {slots} slots",
+        /// A tensor has another shape than the prepared step and the layout ask for.
+        Shape {
+            /// Which tensor: `"q"`, `"k"`, `"v"` or `"out"`.
+            tensor: &'static str,
+            /// Tokens, heads and elements per head that it has.
+            given: [usize; 3],
+            /// Those it should have.
+            expected: [usize; 3],
+        } => "{tensor} is {given:?} and should be {expected:?} (tokens, heads, elements)",
+        /// Query heads are shared evenly by the KV heads of the layer.
+        QueryHeads {
+            /// Query heads.
+            q_heads: usize,
+            /// KV heads of the layer.
+            kv_heads: usize,
+        } => "{q_heads} query heads cannot be shared by {kv_heads} KV heads",
+        /// The slice behind a tensor ends before its last element.
+        TooShort {
+            /// Which tensor.
+            tensor: &'static str,
+            /// Elements that its shape and strides span; `usize::MAX` where that overflows.
+            needed: usize,
+            /// Elements of the slice.
+            given: usize,
+        } => "{tensor} spans {needed} elements and its slice has {given}",
+        /// Heads of the output share elements.
+        Overlap {
+            /// From token to token, in elements.
+            token_stride: usize,
+            /// From head to head, in elements.
+            head_stride: usize,
+        } => "the heads of the output overlap with strides {token_stride} and {head_stride}",
+    }
+}

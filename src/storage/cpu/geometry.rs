@@ -1,0 +1,89 @@
+//! A layer of the layout in the numbers that index memory.
+
+use core::ops::Range;
+
+use super::error::CpuError;
+use crate::id::ix;
+use crate::layout::{KvLayout, LayerLayout, Plane};
+
+/// The longest head, in elements, of K or V that this storage takes; the longest in use are below a thousand.
+pub const MAX_HEAD_DIM: u32 = 1 << 16;
+
+/// Strides of a plane, in elements.
+///
+/// [`elem`](Self::elem) cannot overflow for a block, head and offset that exist: the layout was checked to lie inside
+/// its allocation, and the allocation exists, so that every index into it fits a `usize`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Strides {
+    base: usize,
+    block: usize,
+    head: usize,
+    token: usize,
+}
+
+impl Strides {
+    fn new(plane: &Plane, num_blocks: u32, heads: u32, block_size: u32) -> Self {
+        // A stride of which there is no second step is never multiplied by more than 0, and may be any number.
+        let stride = |elems: u64, count: u32| if count == 1 { 0 } else { usize::try_from(elems).unwrap_or(0) };
+        Self {
+            base: usize::try_from(plane.base_elems).unwrap_or(0),
+            block: stride(plane.block_stride_elems, num_blocks),
+            head: stride(plane.head_stride_elems, heads),
+            token: stride(plane.token_stride_elems, block_size),
+        }
+    }
+
+    /// The first element of a token's head.
+    #[inline(always)]
+    pub(super) const fn elem(&self, block: usize, head: usize, offset: usize) -> usize {
+        self.base + block * self.block + head * self.head + offset * self.token
+    }
+
+    /// The contiguous runs that make up a block, as ranges from the start of the allocation.
+    pub(super) fn runs(
+        self,
+        block: usize,
+        heads: usize,
+        block_size: usize,
+        dim: usize,
+    ) -> impl Iterator<Item = Range<usize>> {
+        let (tokens, run) = if self.token == dim { (1, block_size * dim) } else { (block_size, dim) };
+        let (heads, run) = if tokens == 1 && self.head == run { (1, heads * run) } else { (heads, run) };
+        (0..heads).flat_map(move |head| {
+            (0..tokens).map(move |token| {
+                let from = self.elem(block, head, token);
+                from..from + run
+            })
+        })
+    }
+}
+
+/// One layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Geometry {
+    pub(super) k: Strides,
+    pub(super) v: Strides,
+    pub(super) kv_heads: usize,
+    pub(super) k_dim: usize,
+    pub(super) v_dim: usize,
+    pub(super) allocation: usize,
+}
+
+impl Geometry {
+    pub(super) fn new(layout: &KvLayout, layer: &LayerLayout, index: u32) -> Result<Self, CpuError> {
+        for dim in [layer.k_dim, layer.v_dim] {
+            if dim > MAX_HEAD_DIM {
+                return Err(CpuError::HeadTooLong { layer: index, dim, max: MAX_HEAD_DIM });
+            }
+        }
+        let strides = |plane| Strides::new(plane, layout.num_blocks(), layer.kv_heads, layout.block_size());
+        Ok(Self {
+            k: strides(&layer.k),
+            v: strides(&layer.v),
+            kv_heads: ix(layer.kv_heads),
+            k_dim: ix(layer.k_dim),
+            v_dim: ix(layer.v_dim),
+            allocation: ix(layer.allocation),
+        })
+    }
+}

@@ -1,0 +1,104 @@
+//! AVX2 with FMA and F16C: x86-64 processors since 2013.
+#![allow(unsafe_code)]
+
+use core::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::{Isa, LANES, Work};
+
+/// Proof that the machine has AVX2, FMA and F16C: only [`detect`](Self::detect) makes it, as the field is private.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Avx2(());
+
+impl Avx2 {
+    pub(super) fn detect() -> Option<Self> {
+        let has = std::arch::is_x86_feature_detected!("avx2")
+            && std::arch::is_x86_feature_detected!("fma")
+            && std::arch::is_x86_feature_detected!("f16c");
+        has.then_some(Self(()))
+    }
+}
+
+/// An intrinsic that needs AVX2, FMA or F16C and has no other precondition.
+macro_rules! op {
+    ($call:expr) => {
+        // SAFETY: the only precondition is that the machine has the instruction. This is expanded in methods of `Avx2`
+        // alone, and a value of that type exists only where `detect` found AVX2, FMA and F16C.
+        unsafe { $call }
+    };
+}
+
+impl Isa for Avx2 {
+    type V = __m256;
+    const FMA: bool = true;
+
+    #[inline]
+    fn enter<W: Work>(self, work: W) {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn inner<W: Work>(token: Avx2, work: W) {
+            work.run(token);
+        }
+        op!(inner(self, work));
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::V {
+        op!(_mm256_set1_ps(x))
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> Self::V {
+        // SAFETY: `x` is 32 readable bytes; the unaligned load asks for no more. The instruction: see `op`.
+        unsafe { _mm256_loadu_ps(x.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, x: &[f16; LANES]) -> Self::V {
+        // SAFETY: `x` is 16 readable bytes (`f16` is a transparent `u16`); the unaligned load asks for no more.
+        let bits = unsafe { _mm_loadu_si128(x.as_ptr().cast()) };
+        op!(_mm256_cvtph_ps(bits))
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, x: &[bf16; LANES]) -> Self::V {
+        // SAFETY: `x` is 16 readable bytes (`bf16` is a transparent `u16`); the unaligned load asks for no more.
+        let bits = unsafe { _mm_loadu_si128(x.as_ptr().cast()) };
+        let wide = op!(_mm256_cvtepu16_epi32(bits));
+        let wide = op!(_mm256_slli_epi32::<16>(wide));
+        op!(_mm256_castsi256_ps(wide))
+    }
+
+    #[inline(always)]
+    fn store(self, x: Self::V, to: &mut [f32; LANES]) {
+        // SAFETY: `to` is 32 writable bytes; the unaligned store asks for no more. The instruction: see `op`.
+        unsafe { _mm256_storeu_ps(to.as_mut_ptr(), x) }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        op!(_mm256_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn sums(self, x: [Self::V; 4]) -> [f32; 4] {
+        // `hadd` adds neighbours within 128-bit halves: after two rounds, lane i of the lower half is
+        // (x0 + x1) + (x2 + x3) of vector i, and of the upper half (x4 + x5) + (x6 + x7).
+        let low = op!(_mm256_hadd_ps(x[0], x[1]));
+        let high = op!(_mm256_hadd_ps(x[2], x[3]));
+        let halves = op!(_mm256_hadd_ps(low, high));
+        let lower = op!(_mm256_castps256_ps128(halves));
+        let upper = op!(_mm256_extractf128_ps::<1>(halves));
+        let sums = op!(_mm_add_ps(lower, upper));
+        let mut out = [0.0; 4];
+        // SAFETY: `out` is 16 writable bytes; the unaligned store asks for no more. SSE is part of x86-64.
+        unsafe { _mm_storeu_ps(out.as_mut_ptr(), sums) };
+        out
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, from: &T) {
+        // SAFETY: a prefetch never faults, whatever the address; SSE is part of x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(core::ptr::from_ref(from).cast()) }
+    }
+}

@@ -1,0 +1,169 @@
+//! The step that a storage was prepared for: checked once, kept in buffers that are used again.
+
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use super::error::CpuError;
+use crate::id::{BlockId, GroupId, Slot, ix};
+use crate::layout::KvLayout;
+use crate::step::{BlockCopy, GroupStep, Step};
+
+/// Query tokens of a tile, at most: enough that a long prompt splits into work for every thread, and that a tile reads
+/// its context once for all of them.
+const TILE_TOKENS: u32 = 32;
+
+/// Some query tokens of one row: the unit of work of attention, together with a KV head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QueryTile {
+    /// Position in the sequence of the first query.
+    pub(super) start: u32,
+    /// Query tokens.
+    pub(super) len: u32,
+    /// The first query among the query tokens of the step.
+    pub(super) first_token: u32,
+    /// Where the row's blocks begin, in the blocks of all rows.
+    table: usize,
+    /// Blocks up to the last query's position.
+    blocks: usize,
+}
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub(super) struct Prepared {
+    ready: bool,
+    copies_pending: bool,
+    copies: Vec<BlockCopy>,
+    slots: Vec<Slot>,
+    blocks: Vec<BlockId>,
+    tiles: Vec<QueryTile>,
+    /// Pairs of a query and a key that it sees: what attention costs, per query head and element.
+    pairs: u64,
+    /// Memory for a check.
+    destinations: Vec<BlockId>,
+}
+
+impl Prepared {
+    /// Takes over a step; where it is refused, nothing changes.
+    pub(super) fn set(
+        &mut self,
+        layout: &KvLayout,
+        group: GroupId,
+        step: &Step,
+        padded_rows: u32,
+    ) -> Result<(), CpuError> {
+        let tables = step.group(group).ok_or(CpuError::NoSuchGroup { group })?;
+        self.check(layout, step, tables, padded_rows)?;
+        self.copies.clear();
+        self.copies.extend_from_slice(tables.copies());
+        self.slots.clear();
+        self.slots.extend_from_slice(tables.slots());
+        self.blocks.clear();
+        self.tiles.clear();
+        self.pairs = 0;
+        for (row, index) in step.rows().iter().zip(0..) {
+            let table = self.blocks.len();
+            // Blocks for tokens to come are left out: nothing here may look at them.
+            let blocks = ix(row.seq_len().div_ceil(layout.block_size()));
+            self.blocks.extend_from_slice(&tables.table(index)[..blocks]);
+            for from in (0..row.len).step_by(ix(TILE_TOKENS)) {
+                let len = TILE_TOKENS.min(row.len - from);
+                let start = row.start + from;
+                let blocks = ix((start + len).div_ceil(layout.block_size()));
+                self.tiles.push(QueryTile { start, len, first_token: row.first_token + from, table, blocks });
+                // The first query of the tile sees start + 1 keys, each further one more.
+                let [start, len] = [start, len].map(u64::from);
+                self.pairs = self.pairs.saturating_add(len * (start + 1) + len * (len - 1) / 2);
+            }
+        }
+        self.copies_pending = !self.copies.is_empty();
+        self.ready = true;
+        Ok(())
+    }
+
+    fn check(&mut self, layout: &KvLayout, step: &Step, tables: &GroupStep, padded_rows: u32) -> Result<(), CpuError> {
+        if tables.block_size() != layout.block_size() {
+            return Err(CpuError::BlockSize { step: tables.block_size(), layout: layout.block_size() });
+        }
+        let rows = step.rows().len();
+        if rows > ix(padded_rows) {
+            return Err(CpuError::PaddedRows { rows, padded_rows });
+        }
+        let num_blocks = layout.num_blocks();
+        let exists = |block: BlockId| {
+            if block.get() < num_blocks { Ok(()) } else { Err(CpuError::NoSuchBlock { block, num_blocks }) }
+        };
+        tables.scratch().map_or(Ok(()), exists)?;
+        let mut tokens = 0;
+        for (row, index) in step.rows().iter().zip(0..) {
+            let table = tables.table(index);
+            let end = row.start.checked_add(row.len);
+            let covered = end.is_some_and(|end| ix(end.div_ceil(layout.block_size())) <= table.len());
+            if !covered || row.first_token != tokens {
+                return Err(CpuError::Inconsistent { row: index });
+            }
+            tokens += row.len;
+            table.iter().copied().try_for_each(exists)?;
+        }
+        if tables.slots().len() != ix(tokens) {
+            return Err(CpuError::Inconsistent { row: rows });
+        }
+        for slot in tables.slots() {
+            exists(slot.block(layout.block_size()))?;
+        }
+        self.destinations.clear();
+        for copy in tables.copies() {
+            exists(copy.src)?;
+            exists(copy.dst)?;
+            self.destinations.push(copy.dst);
+        }
+        self.destinations.sort_unstable();
+        if let Some(twice) = self.destinations.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(CpuError::CopyOrder { block: twice[0] });
+        }
+        match tables.copies().iter().find(|copy| self.destinations.binary_search(&copy.src).is_ok()) {
+            Some(copy) => Err(CpuError::CopyOrder { block: copy.src }),
+            None => Ok(()),
+        }
+    }
+
+    /// The copies that still have to run: once.
+    pub(super) fn take_copies(&mut self) -> Result<&[BlockCopy], CpuError> {
+        if !self.ready {
+            return Err(CpuError::NotPrepared);
+        }
+        let pending = core::mem::take(&mut self.copies_pending);
+        Ok(if pending { &self.copies } else { &[] })
+    }
+
+    /// That a step is there and its copies have run.
+    pub(super) fn check_ready(&self) -> Result<(), CpuError> {
+        match (self.ready, self.copies_pending) {
+            (false, _) => Err(CpuError::NotPrepared),
+            (true, true) => Err(CpuError::CopiesPending { copies: self.copies.len() }),
+            (true, false) => Ok(()),
+        }
+    }
+
+    /// Where K and V of the query tokens go.
+    pub(super) fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    pub(super) fn tiles(&self) -> &[QueryTile] {
+        &self.tiles
+    }
+
+    /// The blocks of a tile's row, up to the last position that the tile sees.
+    pub(super) fn table(&self, tile: &QueryTile) -> &[BlockId] {
+        &self.blocks[tile.table..][..tile.blocks]
+    }
+
+    pub(super) fn pairs(&self) -> u64 {
+        self.pairs
+    }
+
+    /// The query tokens of a tile among those of the step.
+    pub(super) fn tokens(tile: &QueryTile) -> Range<usize> {
+        ix(tile.first_token)..ix(tile.first_token) + ix(tile.len)
+    }
+}

@@ -1,0 +1,212 @@
+//! Tensors of the caller, `[tokens, heads, dim]`, borrowed for a call.
+#![allow(unsafe_code)]
+
+use core::marker::PhantomData;
+use core::ops::Range;
+
+use super::element::{Data, Element};
+use super::error::CpuError;
+use super::isa::{LANES, Lane};
+
+/// Shape and strides, in elements. A head is contiguous.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    tokens: usize,
+    heads: usize,
+    dim: usize,
+    token_stride: usize,
+    head_stride: usize,
+}
+
+impl Shape {
+    /// Tokens after each other, heads after each other.
+    const fn dense([tokens, heads, dim]: [usize; 3]) -> Self {
+        // A product that wraps is caught by `span`: that of the whole shape does not fit either.
+        Self { tokens, heads, dim, token_stride: heads.wrapping_mul(dim), head_stride: dim }
+    }
+
+    /// Elements from the first to the last, `usize::MAX` where the number does not fit.
+    fn span(&self) -> usize {
+        if self.tokens == 0 || self.heads == 0 || self.dim == 0 {
+            return 0;
+        }
+        let tokens = (self.tokens - 1).checked_mul(self.token_stride);
+        let heads = (self.heads - 1).checked_mul(self.head_stride);
+        let span = |tokens: usize, heads: usize| tokens.checked_add(heads)?.checked_add(self.dim);
+        tokens.zip(heads).and_then(|(tokens, heads)| span(tokens, heads)).unwrap_or(usize::MAX)
+    }
+
+    /// In bounds once `check` has passed, for a token and a head that exist.
+    #[inline(always)]
+    const fn elem(&self, token: usize, head: usize) -> usize {
+        token * self.token_stride + head * self.head_stride
+    }
+
+    fn check(&self, tensor: &'static str, expected: [usize; 3], len: usize) -> Result<(), CpuError> {
+        let given = [self.tokens, self.heads, self.dim];
+        if given != expected {
+            return Err(CpuError::Shape { tensor, given, expected });
+        }
+        let needed = self.span();
+        if needed > len {
+            return Err(CpuError::TooShort { tensor, needed, given: len });
+        }
+        Ok(())
+    }
+}
+
+/// A tensor to read: queries, keys or values of a step.
+///
+/// Element `d` of head `h` of token `t` is at `t × token_stride + h × head_stride + d`, in elements. Any
+/// [`Element`] type, whatever the storage keeps. Shapes are checked by the call that takes the tensor.
+///
+/// # Example
+/// ```
+/// use paged_kv::storage::CpuTensor;
+///
+/// // Q, K and V of 2 tokens as one projection leaves them: 4 query heads, 2 KV heads, head_dim 8, one row per token.
+/// let qkv = vec![0.0_f32; 2 * (4 + 2 + 2) * 8];
+/// let row = (4 + 2 + 2) * 8;
+/// let q = CpuTensor::new(&qkv, [2, 4, 8]).with_strides(row, 8);
+/// let k = CpuTensor::new(&qkv[4 * 8..], [2, 2, 8]).with_strides(row, 8);
+/// # let _ = (q, k);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct CpuTensor<'a> {
+    data: Data<'a>,
+    shape: Shape,
+}
+
+impl<'a> CpuTensor<'a> {
+    /// A dense tensor: `[tokens, heads, dim]`.
+    pub fn new<T: Element>(data: &'a [T], shape: [usize; 3]) -> Self {
+        Self { data: T::tensor(data), shape: Shape::dense(shape) }
+    }
+
+    /// The same with other strides, in elements.
+    pub const fn with_strides(mut self, token_stride: usize, head_stride: usize) -> Self {
+        self.shape.token_stride = token_stride;
+        self.shape.head_stride = head_stride;
+        self
+    }
+
+    pub(super) fn check(&self, tensor: &'static str, expected: [usize; 3]) -> Result<(), CpuError> {
+        self.shape.check(tensor, expected, self.data.len())
+    }
+
+    pub(super) const fn heads(&self) -> usize {
+        self.shape.heads
+    }
+
+    pub(super) const fn data(&self) -> Data<'a> {
+        self.data
+    }
+
+    /// Where a head begins.
+    pub(super) const fn elem(&self, token: usize, head: usize) -> usize {
+        self.shape.elem(token, head)
+    }
+
+    /// A head as lanes, the last one filled up with zeros.
+    #[inline(always)]
+    pub(super) fn lanes(&self, token: usize, head: usize, to: &mut [Lane]) {
+        let at = self.shape.elem(token, head);
+        for (lane, from) in to.iter_mut().zip((0..self.shape.dim).step_by(LANES)) {
+            *lane = Lane::ZERO;
+            self.data.widen(at + from, &mut lane.0[..LANES.min(self.shape.dim - from)]);
+        }
+    }
+}
+
+/// A tensor to write: the output of [`attend`](crate::storage::KvStorage::attend), in `f32`.
+///
+/// As [`CpuTensor`]; in addition no two heads may share elements. Any strides do where the smaller one is at least
+/// `dim` and the larger one at least what the smaller one spans.
+#[derive(Debug)]
+pub struct CpuTensorMut<'a> {
+    data: &'a mut [f32],
+    shape: Shape,
+}
+
+impl<'a> CpuTensorMut<'a> {
+    /// A dense tensor: `[tokens, heads, dim]`.
+    pub fn new(data: &'a mut [f32], shape: [usize; 3]) -> Self {
+        Self { data, shape: Shape::dense(shape) }
+    }
+
+    /// The same with other strides, in elements.
+    #[must_use]
+    pub fn with_strides(mut self, token_stride: usize, head_stride: usize) -> Self {
+        self.shape.token_stride = token_stride;
+        self.shape.head_stride = head_stride;
+        self
+    }
+
+    /// Checks the tensor and makes it writable from several threads.
+    pub(super) fn share(self, tensor: &'static str, expected: [usize; 3]) -> Result<SharedOut<'a>, CpuError> {
+        self.shape.check(tensor, expected, self.data.len())?;
+        let Shape { tokens, heads, dim, token_stride, head_stride } = self.shape;
+        let (mut inner, mut outer) = ((head_stride, heads), (token_stride, tokens));
+        if inner.0 > outer.0 {
+            core::mem::swap(&mut inner, &mut outer);
+        }
+        // What the heads span along the smaller stride must fit between two steps of the larger one. A dimension of
+        // one takes no step. Nothing overflows: `check` has bounded the span of the whole.
+        let inner_fits = inner.1 <= 1 || inner.0 >= dim;
+        let span = if inner.1 <= 1 { dim } else { (inner.1 - 1) * inner.0 + dim };
+        let outer_fits = outer.1 <= 1 || outer.0 >= span;
+        if self.shape.span() != 0 && !(inner_fits && outer_fits) {
+            return Err(CpuError::Overlap { token_stride, head_stride });
+        }
+        Ok(SharedOut { first: self.data.as_mut_ptr(), shape: self.shape, data: PhantomData })
+    }
+}
+
+/// An output that was checked, to be written tile by tile from several threads.
+///
+/// Invariant, established by [`CpuTensorMut::share`]: every head lies inside the borrowed slice, and the elements of
+/// different heads are disjoint.
+#[derive(Debug)]
+pub(super) struct SharedOut<'a> {
+    first: *mut f32,
+    shape: Shape,
+    data: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: it stands for a unique borrow of a slice of `f32`, which may be sent.
+unsafe impl Send for SharedOut<'_> {}
+// SAFETY: all that can be done with a shared one, `claim`, is unsafe and demands that claims do not overlap.
+unsafe impl Sync for SharedOut<'_> {}
+
+impl SharedOut<'_> {
+    /// The heads `heads` of the tokens `tokens`, to be written by whoever holds the result.
+    ///
+    /// # Safety
+    /// No two claims that are alive together have a head of a token in common.
+    pub(super) unsafe fn claim(&self, tokens: Range<usize>, heads: Range<usize>) -> OutTile<'_> {
+        OutTile { out: self, tokens, heads }
+    }
+}
+
+/// Some heads of some tokens of an output, which nobody else has.
+#[derive(Debug)]
+pub(super) struct OutTile<'a> {
+    out: &'a SharedOut<'a>,
+    tokens: Range<usize>,
+    heads: Range<usize>,
+}
+
+impl OutTile<'_> {
+    /// The elements of one head of one token of this tile.
+    #[inline(always)]
+    pub(super) fn head(&mut self, token: usize, head: usize) -> &mut [f32] {
+        let shape = &self.out.shape;
+        assert!(self.tokens.contains(&token) && token < shape.tokens, "the token is one of the tile");
+        assert!(self.heads.contains(&head) && head < shape.heads, "the head is one of the tile");
+        // SAFETY: by the invariant of `SharedOut` a head that exists begins inside the borrowed slice.
+        let first = unsafe { self.out.first.add(shape.elem(token, head)) };
+        // SAFETY: by that invariant all its `dim` elements are in the slice and in no other head. This tile alone has
+        // the head, by the contract of `claim`, and gives it out by a unique borrow of itself.
+        unsafe { core::slice::from_raw_parts_mut(first, shape.dim) }
+    }
+}
