@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
+use rayon::prelude::*;
 
 pub mod config;
 pub mod forward;
@@ -111,6 +112,7 @@ impl Model {
             _ => Linear::read(gguf, format, dim, &[(output_name.into(), vocab_len)])?,
         };
         let layers: Result<Vec<_>, _> = (0..config.num_layers)
+            .into_par_iter()
             .map(|layer| LayerWeights::read(gguf, &config, format, layer))
             .collect();
         let pairs = head_dim / 2;

@@ -5,11 +5,12 @@
 //! alignment makes it divide by zero) becomes an error.
 
 use core::cell::Cell;
+use core::panic::AssertUnwindSafe;
 use std::fs::File;
 use std::io::BufReader;
-use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::panic::{catch_unwind, set_hook, take_hook};
 use std::path::Path;
-use std::sync::Once;
+use std::sync::{Mutex, Once, PoisonError};
 
 use candle_core::Device;
 use candle_core::quantized::QTensor;
@@ -69,7 +70,8 @@ pub enum GgufError {
 #[derive(Debug)]
 pub struct Gguf {
     content: Content,
-    file: File,
+    /// Locked while a tensor is read, because seeking and reading share one position.
+    file: Mutex<File>,
     file_bytes: u64,
 }
 
@@ -90,7 +92,7 @@ impl Gguf {
         let content = guarded(|| Content::read(&mut reader))?;
         let gguf = Self {
             content,
-            file: reader.into_inner(),
+            file: Mutex::new(reader.into_inner()),
             file_bytes: facts.len(),
         };
         gguf.check_extents()?;
@@ -167,8 +169,8 @@ impl Gguf {
                 expected: expected.to_vec(),
             });
         }
-        let mut reader = &self.file;
-        guarded(|| self.content.tensor(&mut reader, name, &Device::Cpu))
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        guarded(|| self.content.tensor(&mut *file, name, &Device::Cpu))
     }
 
     /// The metadata keys that start with `prefix`, sorted.

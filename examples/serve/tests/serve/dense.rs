@@ -109,9 +109,14 @@ impl LayerAttention for Dense {
                 let out = &mut out[token * q_dim + head * d..][..d];
                 out.iter_mut()
                     .zip(acc)
-                    .for_each(|(out, acc)| *out = (acc / sum) as f32);
+                    .for_each(|(out, acc)| *out = round(acc / sum));
             }
         }
         Ok(())
     }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "rounding is the purpose")]
+fn round(value: f64) -> f32 {
+    value as f32
 }

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use serde::Deserialize;
 use serve::download::{SMOLLM2_135M, models_dir};
-use serve::model::{Model, WeightFormat};
+use serve::model::{Gguf, Model, WeightFormat};
+use serve::tokenizer::Tokenizer;
 
 use crate::dense::Dense;
 
@@ -14,6 +15,7 @@ pub(crate) struct Case {
     pub(crate) prompt: String,
     pub(crate) prompt_ids: Vec<u32>,
     pub(crate) tokens: Vec<u32>,
+    pub(crate) text: String,
     pub(crate) first_top10: Vec<(u32, f64)>,
 }
 
@@ -84,5 +86,20 @@ fn greedy_tokens_through_dense_attention_equal_the_golden_ones() {
             tokens.len() as f64 / t.elapsed().as_secs_f64()
         );
         assert_eq!(tokens, case.tokens);
+    }
+}
+
+#[test]
+fn prompt_ids_equal_the_golden_ones() {
+    let Some(cases) = cases() else { return };
+    let gguf = Gguf::open(&model_path()).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+    for case in cases {
+        assert_eq!(tokenizer.encode(&case.prompt).unwrap(), case.prompt_ids);
+        let mut stream = tokenizer.stream();
+        let mut text: String = case.tokens.iter().map(|&id| stream.push(id)).collect();
+        text += &stream.finish();
+        assert_eq!(text, case.text.trim_end_matches("<|im_end|>"));
+        assert_eq!(text, tokenizer.decode(&case.tokens));
     }
 }
