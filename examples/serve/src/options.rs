@@ -132,7 +132,7 @@ pub struct Options {
 
 /// Serves a language model on the CPU from a paged cache.
 #[derive(Debug, Parser)]
-#[command(name = "serve", version, about, group = ArgGroup::new("form").args(["chat", "raw"]))]
+#[command(name = "serve", version, about, allow_negative_numbers = true, group = ArgGroup::new("form").args(["chat", "raw"]))]
 struct Arguments {
     /// A GGUF of the Llama architecture [default: SmolLM2-135M-Instruct, fetched once]
     #[arg(long, value_name = "FILE")]
@@ -172,10 +172,10 @@ struct Arguments {
     #[arg(long, value_name = "WIDTH", conflicts_with_all = ["temperature", "top_p", "seed", "greedy"])]
     beam: Option<u32>,
     /// Divides the logits before sampling; 0 is greedy [default: 0.2]
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    #[arg(long, value_name = "NUMBER")]
     temperature: Option<f64>,
     /// Draw from the likeliest tokens that hold this share of probability [default: 0.9]
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    #[arg(long, value_name = "NUMBER")]
     top_p: Option<f64>,
     /// Seed of the random draws
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]

@@ -92,7 +92,7 @@ pub(super) fn build(gguf: &Gguf, vocabulary: &Vocabulary) -> Result<Parts, Token
         .collect();
 
     let alphabet = alphabet();
-    let (bytes, known) = token_bytes(vocabulary, &alphabet)?;
+    let (bytes, known) = token_bytes(vocabulary, &alphabet);
     let bpe = BPE::builder()
         .vocab_and_merges(vocabulary.ids(), merges?)
         .ignore_merges(rules.ignore_merges)
@@ -131,7 +131,7 @@ fn alphabet() -> HashMap<char, u8> {
 fn token_bytes(
     vocabulary: &Vocabulary,
     alphabet: &HashMap<char, u8>,
-) -> Result<(Vec<Vec<u8>>, [bool; 256]), TokenizerError> {
+) -> (Vec<Vec<u8>>, [bool; 256]) {
     let mut known = [false; 256];
     let mut all = Vec::with_capacity(vocabulary.len());
     for (text, kind) in vocabulary.iter() {
@@ -139,12 +139,10 @@ fn token_bytes(
             TokenKind::Control | TokenKind::Unknown | TokenKind::Unused => Vec::new(),
             TokenKind::UserDefined => text.as_bytes().to_vec(),
             TokenKind::Normal | TokenKind::Byte => {
+                // A token that is no byte-level text cannot come from a merge; shown, it is what it says.
                 let bytes: Option<Vec<u8>> =
                     text.chars().map(|c| alphabet.get(&c).copied()).collect();
-                let Some(bytes) = bytes else {
-                    let what = format!("the token {text:?} is not byte-level text");
-                    return Err(TokenizerError::Inconsistent(what));
-                };
+                let bytes = bytes.unwrap_or_else(|| text.as_bytes().to_vec());
                 if let [byte] = bytes[..] {
                     known[usize::from(byte)] = true;
                 }
@@ -153,7 +151,7 @@ fn token_bytes(
         };
         all.push(bytes);
     }
-    Ok((all, known))
+    (all, known)
 }
 
 #[cfg(test)]

@@ -39,6 +39,11 @@ impl Dense {
         self.sequences[sequence][0].k.len() / (self.num_kv_heads * self.head_dim)
     }
 
+    /// Says which sequence each token of the next batch belongs to.
+    pub(crate) fn own(&mut self, owners: &[usize]) {
+        self.owners = owners.to_vec();
+    }
+
     /// Appends tokens to sequences and returns the logits of the last token of each entry.
     pub(crate) fn step(&mut self, model: &Model, entries: &[(usize, &[u32])]) -> Logits {
         let (mut tokens, mut positions, mut rows) = (vec![], vec![], vec![]);

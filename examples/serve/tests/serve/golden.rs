@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde::Deserialize;
 use serve::download::{SMOLLM2_135M, models_dir};
 use serve::model::{Gguf, Model, WeightFormat};
+use serve::sampling::argmax;
 use serve::tokenizer::Tokenizer;
 
 use crate::dense::Dense;
@@ -46,16 +47,6 @@ pub(crate) fn model_path() -> PathBuf {
     SMOLLM2_135M
         .find_or_fetch(&models_dir(&SMOLLM2_135M).unwrap())
         .unwrap()
-}
-
-fn argmax(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (i, &x) in logits.iter().enumerate() {
-        if x > logits[best] {
-            best = i;
-        }
-    }
-    u32::try_from(best).unwrap()
 }
 
 #[test]
