@@ -326,3 +326,63 @@ fn usage_line(message: &str) -> String {
     let line: Vec<&str> = paragraph.map(str::trim).collect();
     line.join(" ").trim_start_matches("error: ").to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(arguments: &[&str]) -> Options {
+        let arguments = core::iter::once(&"serve").chain(arguments);
+        match Options::parse(arguments.map(OsString::from)).unwrap() {
+            Command::Run(options) => *options,
+            Command::Show(text) => panic!("{text}"),
+        }
+    }
+
+    #[test]
+    fn no_arguments_run_the_built_in_chats_under_one_system_prompt() {
+        let options = options(&[]);
+        assert!(options.chat && options.prompts.len() > 1 && options.model.is_none());
+        assert!(
+            options
+                .prompts
+                .iter()
+                .all(|p| p.system == options.prompts[0].system)
+        );
+        let decoding = Decoding::Sample {
+            temperature: 0.2,
+            top_p: 0.9,
+            seed: 0,
+        };
+        assert_eq!(options.decoding, decoding);
+        assert_eq!((options.block_size, options.num_blocks), (16, None));
+    }
+
+    #[test]
+    fn temperature_zero_is_greedy_and_beam_is_its_own_way() {
+        assert_eq!(options(&["--temperature", "0"]).decoding, Decoding::Greedy);
+        assert_eq!(
+            options(&["--greedy", "--seed", "3"]).decoding,
+            Decoding::Greedy
+        );
+        assert_eq!(
+            options(&["--beam", "3"]).decoding,
+            Decoding::Beam { width: 3 }
+        );
+    }
+
+    #[test]
+    fn prompts_keep_their_order_and_may_start_with_a_dash() {
+        let options = options(&["--prompt=-1 and", "--prompt", "two", "--system", "s"]);
+        let texts: Vec<&str> = options.prompts.iter().map(|p| p.text.as_str()).collect();
+        assert_eq!(texts, ["-1 and", "two"]);
+        assert_eq!(options.prompts[1].system.as_deref(), Some("s"));
+    }
+
+    #[test]
+    fn message_of_clap_becomes_one_line() {
+        let message = "error: invalid value 'f8' for '--kv-dtype <T>'\n  [possible values: f32, f16]\n\nFor more, try";
+        let line = "invalid value 'f8' for '--kv-dtype <T>' [possible values: f32, f16]";
+        assert_eq!(usage_line(message), line);
+    }
+}

@@ -115,3 +115,37 @@ pub fn built_in(system: Option<&str>) -> Vec<Prompt> {
     });
     prompts.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str, system: Option<&str>) -> Vec<(String, Option<String>)> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("prompts");
+        std::fs::write(&path, text).unwrap();
+        let prompts = read(&path, system, true).unwrap().into_iter();
+        prompts.map(|prompt| (prompt.text, prompt.system)).collect()
+    }
+
+    #[test]
+    fn plain_file_is_a_prompt_a_line() {
+        let prompts = parse("one\r\n\n  two {\"a\"}\n", Some("s"));
+        let system = Some("s".to_owned());
+        assert_eq!(
+            prompts,
+            [
+                ("one".into(), system.clone()),
+                ("  two {\"a\"}".into(), system)
+            ]
+        );
+    }
+
+    #[test]
+    fn json_lines_may_hold_line_breaks_and_their_own_system_prompt() {
+        let text = "{\"prompt\": \"a\\nb\"}\n{\"prompt\": \"c\", \"system\": \"own\"}\n";
+        let prompts = parse(text, Some("s"));
+        let (s, own) = (Some("s".to_owned()), Some("own".to_owned()));
+        assert_eq!(prompts, [("a\nb".into(), s), ("c".into(), own)]);
+    }
+}
