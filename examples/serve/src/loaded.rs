@@ -1,0 +1,95 @@
+//! A model that is ready to run: weights, tokeniser and chat template of one file.
+
+use std::path::Path;
+
+use crate::download::{SMOLLM2_135M, models_dir};
+use crate::error::Error;
+use crate::model::{Config, Gguf, Model, ModelError};
+use crate::options::{Options, Prompt};
+use crate::tokenizer::{ChatTemplate, Message, Tokenizer, TokenizerError};
+
+/// A model, its tokeniser and, where prompts are chats, its template.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The weights.
+    pub model: Model,
+    /// The vocabulary.
+    pub tokenizer: Tokenizer,
+    /// The prompts' ids, in the order of the prompts; none is empty.
+    pub prompt_ids: Vec<Vec<u32>>,
+}
+
+impl Loaded {
+    /// Finds or fetches the model that `options` want, reads it and tokenises the prompts.
+    ///
+    /// What is cheap to refuse is refused before weights are read.
+    ///
+    /// # Errors
+    /// [`Error`], for anything that stands in the way of running.
+    pub fn open(options: &Options) -> Result<Self, Error> {
+        let path = match &options.model {
+            Some(path) => path.clone(),
+            None => SMOLLM2_135M.find_or_fetch(&models_dir(&SMOLLM2_135M)?)?,
+        };
+        let load = |source: ModelError| Error::Load {
+            path: path.clone(),
+            source,
+        };
+        let gguf = Gguf::open(&path).map_err(|e| load(e.into()))?;
+        let config = Config::from_gguf(&gguf).map_err(|e| load(e.into()))?;
+        let (tokenizer, prompt_ids) = tokenise(&gguf, &config, options, &path)?;
+        let model = Model::load(&gguf, options.weights).map_err(load)?;
+        Ok(Self {
+            model,
+            tokenizer,
+            prompt_ids,
+        })
+    }
+}
+
+fn tokenise(
+    gguf: &Gguf,
+    config: &Config,
+    options: &Options,
+    path: &Path,
+) -> Result<(Tokenizer, Vec<Vec<u32>>), Error> {
+    let refuse = |source: TokenizerError| Error::Tokenizer {
+        path: path.into(),
+        source,
+    };
+    let tokenizer = Tokenizer::from_gguf(gguf).map_err(refuse)?;
+    let (tokens, rows) = (tokenizer.vocab_len(), config.vocab_len);
+    if tokens != rows {
+        let what = format!("{tokens} tokens for {rows} rows of the embedding");
+        return Err(refuse(TokenizerError::Inconsistent(what)));
+    }
+    let chat = options
+        .chat
+        .then(|| ChatTemplate::from_gguf(gguf, &tokenizer));
+    let chat = chat.transpose().map_err(refuse)?;
+    let mut prompt_ids = Vec::with_capacity(options.prompts.len());
+    for (index, prompt) in options.prompts.iter().enumerate() {
+        let text = match &chat {
+            Some(chat) => chat.render(&messages(prompt)).map_err(refuse)?,
+            None => prompt.text.clone(),
+        };
+        let ids = tokenizer.encode(&text).map_err(refuse)?;
+        if ids.is_empty() {
+            return Err(Error::EmptyPrompt { index: index + 1 });
+        }
+        prompt_ids.push(ids);
+    }
+    Ok((tokenizer, prompt_ids))
+}
+
+fn messages(prompt: &Prompt) -> Vec<Message> {
+    let system = prompt.system.iter().map(|text| Message {
+        role: "system",
+        content: text.clone(),
+    });
+    let user = Message {
+        role: "user",
+        content: prompt.text.clone(),
+    };
+    system.chain([user]).collect()
+}

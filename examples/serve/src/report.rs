@@ -1,0 +1,220 @@
+//! What a run did: one JSON object for programs, a table for people.
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::{Deserialize, Serialize};
+
+/// The object that `--json` prints.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// In the order given.
+    pub requests: Vec<RequestReport>,
+    /// What the cache did.
+    pub kv: KvReport,
+    /// Generated tokens of all outputs, divided by the seconds from the first step to the last.
+    pub tokens_per_second: f64,
+}
+
+/// One request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestReport {
+    /// The ids of the prompt, template and start token included.
+    pub prompt_ids: Vec<u32>,
+    /// Tokens of the prompt that were found in the cache when the request was first admitted.
+    pub cached_tokens: u64,
+    /// One for each sample or, best first, each hypothesis.
+    pub outputs: Vec<OutputReport>,
+}
+
+/// One generated text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutputReport {
+    /// Generated ids, the end token included.
+    pub tokens: Vec<u32>,
+    /// Their text, without special tokens.
+    pub text: String,
+    /// Why it ends.
+    pub finish_reason: FinishReason,
+}
+
+/// Why a text ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended it.
+    Stop,
+    /// It is as long as was asked for, or as the model's context allows.
+    Length,
+}
+
+/// What the cache did in a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct KvReport {
+    /// Blocks of the cache.
+    pub num_blocks: u64,
+    /// Tokens in a block.
+    pub block_size: u64,
+    /// Most blocks held at once.
+    pub peak_blocks: u64,
+    /// Most blocks that more than one sequence held at once.
+    pub shared_blocks: u64,
+    /// Tokens that were found in the cache and not computed.
+    pub prefix_hit_tokens: u64,
+    /// Blocks copied because one of their sharers wrote.
+    pub copies: u64,
+    /// Times a running request lost its blocks.
+    pub preemptions: u64,
+    /// Most sequences in one step.
+    pub max_running: u64,
+    /// Forward passes.
+    pub steps: u64,
+    /// Bytes of the blocks at their peak.
+    pub paged_bytes: u64,
+    /// Bytes that a stretch of maximum length for each of the sequences running at that time would have taken.
+    pub contiguous_bytes: u64,
+}
+
+impl Report {
+    /// The object on one line.
+    ///
+    /// # Errors
+    /// None in practice: a number that is not finite becomes `null`.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        serde_json::to_string(self)
+    }
+
+    /// The table that ends a run.
+    pub fn to_table(&self) -> String {
+        let kv = &self.kv;
+        let block_size = kv.block_size;
+        let generated: usize = self.outputs().map(|output| output.tokens.len()).sum();
+        let prompt: usize = self
+            .requests
+            .iter()
+            .map(|request| request.prompt_ids.len())
+            .sum();
+        let times_less = ratio(kv.contiguous_bytes, kv.paged_bytes);
+        let rows = [
+            (
+                "requests",
+                format!(
+                    "{} ({} outputs)",
+                    self.requests.len(),
+                    self.outputs().count()
+                ),
+            ),
+            ("prompt tokens", grouped(prompt)),
+            ("generated tokens", grouped(generated)),
+            (
+                "tokens per second",
+                format!("{:.1}", self.tokens_per_second),
+            ),
+            ("sequences in flight, at most", grouped(kv.max_running)),
+            ("steps", grouped(kv.steps)),
+            (
+                "blocks used, at most",
+                format!(
+                    "{} of {} (of {block_size} tokens)",
+                    grouped(kv.peak_blocks),
+                    grouped(kv.num_blocks)
+                ),
+            ),
+            ("blocks shared, at most", grouped(kv.shared_blocks)),
+            (
+                "prompt tokens found in the cache",
+                grouped(kv.prefix_hit_tokens),
+            ),
+            ("blocks copied on write", grouped(kv.copies)),
+            ("preemptions", grouped(kv.preemptions)),
+            ("bytes of the blocks used", grouped(kv.paged_bytes)),
+            (
+                "bytes of contiguous reservation",
+                format!("{}{times_less}", grouped(kv.contiguous_bytes)),
+            ),
+        ];
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+        table.add_rows(rows.map(|(name, value)| [name.to_owned(), value]));
+        if let Some(column) = table.column_mut(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table.to_string()
+    }
+
+    fn outputs(&self) -> impl Iterator<Item = &OutputReport> {
+        self.requests.iter().flat_map(|request| &request.outputs)
+    }
+}
+
+/// A number with a comma after each three digits.
+fn grouped(number: impl core::fmt::Display) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// How many times `large` is `small`, in words to append, where both say something.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "shown with one digit after the point"
+)]
+fn ratio(large: u64, small: u64) -> String {
+    if small == 0 || large == 0 {
+        return String::new();
+    }
+    format!(" ({:.1} times as many)", large as f64 / small as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        Report {
+            requests: vec![RequestReport {
+                prompt_ids: vec![504, 3575],
+                cached_tokens: 1,
+                outputs: vec![OutputReport {
+                    tokens: vec![7042, 2],
+                    text: " Paris".into(),
+                    finish_reason: FinishReason::Stop,
+                }],
+            }],
+            kv: KvReport {
+                num_blocks: 64,
+                block_size: 16,
+                paged_bytes: 1_234_567,
+                contiguous_bytes: 2_469_134,
+                ..KvReport::default()
+            },
+            tokens_per_second: 12.5,
+        }
+    }
+
+    #[test]
+    fn json_has_the_documented_names_in_order_and_reads_back() {
+        let json = report().to_json().unwrap();
+        let expected = concat!(
+            r#"{"requests":[{"prompt_ids":[504,3575],"cached_tokens":1,"outputs":[{"tokens":[7042,2],"text":" Paris","#,
+            r#""finish_reason":"stop"}]}],"kv":{"num_blocks":64,"block_size":16,"peak_blocks":0,"shared_blocks":0,"#,
+            r#""prefix_hit_tokens":0,"copies":0,"preemptions":0,"max_running":0,"steps":0,"paged_bytes":1234567,"#,
+            r#""contiguous_bytes":2469134},"tokens_per_second":12.5}"#
+        );
+        assert_eq!(json, expected);
+        assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report());
+    }
+
+    #[test]
+    fn table_groups_digits_and_compares_the_bytes() {
+        let table = report().to_table();
+        assert!(table.contains("1,234,567"), "{table}");
+        assert!(table.contains("2,469,134 (2.0 times as many)"), "{table}");
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(1000), "1,000");
+    }
+}

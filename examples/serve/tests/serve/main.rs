@@ -1,0 +1,9 @@
+//! Tests of the package against the real model, crafted files and the program itself.
+
+mod batches;
+mod crafted;
+mod dense;
+mod golden;
+mod program;
+mod refused;
+mod tokenizers;
