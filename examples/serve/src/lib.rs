@@ -35,9 +35,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
     let options = match Options::parse(arguments)? {
         Command::Run(options) => options,
         Command::Show(text) => {
-            return std::io::stdout()
-                .write_all(text.as_bytes())
-                .map_err(Error::Output);
+            return std::io::stdout().write_all(text.as_bytes()).map_err(Error::Output);
         }
     };
     let _loaded = Loaded::open(&options)?;

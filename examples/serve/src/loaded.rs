@@ -31,41 +31,24 @@ impl Loaded {
             Some(path) => path.clone(),
             None => SMOLLM2_135M.find_or_fetch(&models_dir(&SMOLLM2_135M)?)?,
         };
-        let load = |source: ModelError| Error::Load {
-            path: path.clone(),
-            source,
-        };
+        let load = |source: ModelError| Error::Load { path: path.clone(), source };
         let gguf = Gguf::open(&path).map_err(|e| load(e.into()))?;
         let config = Config::from_gguf(&gguf).map_err(|e| load(e.into()))?;
         let (tokenizer, prompt_ids) = tokenise(&gguf, &config, options, &path)?;
         let model = Model::load(&gguf, options.weights).map_err(load)?;
-        Ok(Self {
-            model,
-            tokenizer,
-            prompt_ids,
-        })
+        Ok(Self { model, tokenizer, prompt_ids })
     }
 }
 
-fn tokenise(
-    gguf: &Gguf,
-    config: &Config,
-    options: &Options,
-    path: &Path,
-) -> Result<(Tokenizer, Vec<Vec<u32>>), Error> {
-    let refuse = |source: TokenizerError| Error::Tokenizer {
-        path: path.into(),
-        source,
-    };
+fn tokenise(gguf: &Gguf, config: &Config, options: &Options, path: &Path) -> Result<(Tokenizer, Vec<Vec<u32>>), Error> {
+    let refuse = |source: TokenizerError| Error::Tokenizer { path: path.into(), source };
     let tokenizer = Tokenizer::from_gguf(gguf).map_err(refuse)?;
     let (tokens, rows) = (tokenizer.vocab_len(), config.vocab_len);
     if tokens != rows {
         let what = format!("{tokens} tokens for {rows} rows of the embedding");
         return Err(refuse(TokenizerError::Inconsistent(what)));
     }
-    let chat = options
-        .chat
-        .then(|| ChatTemplate::from_gguf(gguf, &tokenizer));
+    let chat = options.chat.then(|| ChatTemplate::from_gguf(gguf, &tokenizer));
     let chat = chat.transpose().map_err(refuse)?;
     let mut prompt_ids = Vec::with_capacity(options.prompts.len());
     for (index, prompt) in options.prompts.iter().enumerate() {
@@ -83,13 +66,7 @@ fn tokenise(
 }
 
 fn messages(prompt: &Prompt) -> Vec<Message> {
-    let system = prompt.system.iter().map(|text| Message {
-        role: "system",
-        content: text.clone(),
-    });
-    let user = Message {
-        role: "user",
-        content: prompt.text.clone(),
-    };
+    let system = prompt.system.iter().map(|text| Message { role: "system", content: text.clone() });
+    let user = Message { role: "user", content: prompt.text.clone() };
     system.chain([user]).collect()
 }

@@ -31,9 +31,7 @@ pub enum ModelError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A batch that contradicts itself.
-    #[error(
-        "a batch of {tokens} tokens has {positions} positions and asks for logits up to row {last_row:?}"
-    )]
+    #[error("a batch of {tokens} tokens has {positions} positions and asks for logits up to row {last_row:?}")]
     Batch {
         /// Number of tokens; must not be 0.
         tokens: usize,
@@ -94,18 +92,9 @@ impl Model {
     /// [`ModelError`], for any file that is not a whole, supported model.
     pub fn load(gguf: &Gguf, format: WeightFormat) -> Result<Self, ModelError> {
         let config = Config::from_gguf(gguf)?;
-        let Config {
-            dim,
-            vocab_len,
-            head_dim,
-            ..
-        } = config;
+        let Config { dim, vocab_len, head_dim, .. } = config;
         let embedding = gguf.tensor("token_embd.weight", &[vocab_len, dim])?;
-        let output_name = if config.tied_output {
-            "token_embd.weight"
-        } else {
-            "output.weight"
-        };
+        let output_name = if config.tied_output { "token_embd.weight" } else { "output.weight" };
         let embedding = embedding.dequantize(&Device::Cpu)?;
         let output = match format {
             WeightFormat::F32 if config.tied_output => Linear::tied(&embedding)?,

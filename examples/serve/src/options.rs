@@ -161,12 +161,7 @@ struct Arguments {
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
     max_tokens: u32,
     /// Samples of each prompt, which share its blocks; sample i draws from seed + i
-    #[arg(
-        long,
-        value_name = "SAMPLES",
-        default_value_t = 1,
-        conflicts_with = "beam"
-    )]
+    #[arg(long, value_name = "SAMPLES", default_value_t = 1, conflicts_with = "beam")]
     n: u32,
     /// Beam search with this many hypotheses
     #[arg(long, value_name = "WIDTH", conflicts_with_all = ["temperature", "top_p", "seed", "greedy"])]
@@ -229,13 +224,11 @@ impl Options {
         let a = &arguments;
         let within = |option, value: u32, most: u32, rule| {
             let value_is_fine = (1..=most).contains(&value);
-            value_is_fine
-                .then_some(value)
-                .ok_or_else(|| OptionsError::OutOfRange {
-                    option,
-                    value: value.to_string(),
-                    rule,
-                })
+            value_is_fine.then_some(value).ok_or_else(|| OptionsError::OutOfRange {
+                option,
+                value: value.to_string(),
+                rule,
+            })
         };
         // The bounds keep what is computed from these numbers far from the ends of 32 bits; the model's context and
         // the memory set tighter ones, which are only known later.
@@ -247,10 +240,7 @@ impl Options {
         let num_blocks = a.num_blocks.map(blocks).transpose()?;
         let decoding = decoding(a)?;
         let system = a.system.clone();
-        let as_prompt = |text: &String| Prompt {
-            text: text.clone(),
-            system: system.clone(),
-        };
+        let as_prompt = |text: &String| Prompt { text: text.clone(), system: system.clone() };
         let mut prompts: Vec<Prompt> = a.prompt.iter().map(as_prompt).collect();
         if let Some(path) = &a.prompts_file {
             prompts.extend(prompts::read(path, system.as_deref(), !a.raw)?);
@@ -288,11 +278,7 @@ impl Options {
 fn decoding(a: &Arguments) -> Result<Decoding, OptionsError> {
     let refuse = |option, value: f64, rule| {
         let value = value.to_string();
-        Err(OptionsError::OutOfRange {
-            option,
-            value,
-            rule,
-        })
+        Err(OptionsError::OutOfRange { option, value, rule })
     };
     if let Some(width) = a.beam {
         if !(1..=64).contains(&width) {
@@ -312,11 +298,7 @@ fn decoding(a: &Arguments) -> Result<Decoding, OptionsError> {
     if a.greedy || temperature == 0.0 {
         return Ok(Decoding::Greedy);
     }
-    Ok(Decoding::Sample {
-        temperature,
-        top_p,
-        seed: a.seed,
-    })
+    Ok(Decoding::Sample { temperature, top_p, seed: a.seed })
 }
 
 /// clap's message without its heading, hints and usage: one line.
@@ -343,17 +325,8 @@ mod tests {
     fn no_arguments_run_the_built_in_chats_under_one_system_prompt() {
         let options = options(&[]);
         assert!(options.chat && options.prompts.len() > 1 && options.model.is_none());
-        assert!(
-            options
-                .prompts
-                .iter()
-                .all(|p| p.system == options.prompts[0].system)
-        );
-        let decoding = Decoding::Sample {
-            temperature: 0.2,
-            top_p: 0.9,
-            seed: 0,
-        };
+        assert!(options.prompts.iter().all(|p| p.system == options.prompts[0].system));
+        let decoding = Decoding::Sample { temperature: 0.2, top_p: 0.9, seed: 0 };
         assert_eq!(options.decoding, decoding);
         assert_eq!((options.block_size, options.num_blocks), (16, None));
     }
@@ -361,14 +334,8 @@ mod tests {
     #[test]
     fn temperature_zero_is_greedy_and_beam_is_its_own_way() {
         assert_eq!(options(&["--temperature", "0"]).decoding, Decoding::Greedy);
-        assert_eq!(
-            options(&["--greedy", "--seed", "3"]).decoding,
-            Decoding::Greedy
-        );
-        assert_eq!(
-            options(&["--beam", "3"]).decoding,
-            Decoding::Beam { width: 3 }
-        );
+        assert_eq!(options(&["--greedy", "--seed", "3"]).decoding, Decoding::Greedy);
+        assert_eq!(options(&["--beam", "3"]).decoding, Decoding::Beam { width: 3 });
     }
 
     #[test]

@@ -51,32 +51,16 @@ struct Line {
 /// # Errors
 /// [`PromptsError`].
 pub fn read(path: &Path, system: Option<&str>, chat: bool) -> Result<Vec<Prompt>, PromptsError> {
-    let text = std::fs::read_to_string(path).map_err(|e| PromptsError::Unreadable {
-        path: path.into(),
-        reason: e.to_string(),
-    })?;
-    let refuse = |line, reason| PromptsError::Line {
-        path: path.into(),
-        line,
-        reason,
-    };
-    let lines = || {
-        (1..)
-            .zip(text.lines())
-            .filter(|(_, line)| !line.trim().is_empty())
-    };
-    let json = lines()
-        .next()
-        .is_some_and(|(_, line)| line.trim_start().starts_with('{'));
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| PromptsError::Unreadable { path: path.into(), reason: e.to_string() })?;
+    let refuse = |line, reason| PromptsError::Line { path: path.into(), line, reason };
+    let lines = || (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
+    let json = lines().next().is_some_and(|(_, line)| line.trim_start().starts_with('{'));
     let mut prompts = Vec::new();
     for (number, line) in lines() {
-        let mut prompt = Prompt {
-            text: line.into(),
-            system: system.map(Into::into),
-        };
+        let mut prompt = Prompt { text: line.into(), system: system.map(Into::into) };
         if json {
-            let line: Line =
-                serde_json::from_str(line).map_err(|e| refuse(number, e.to_string()))?;
+            let line: Line = serde_json::from_str(line).map_err(|e| refuse(number, e.to_string()))?;
             if line.system.is_some() && !chat {
                 return Err(refuse(number, "`system` has no place with --raw".into()));
             }
@@ -109,10 +93,7 @@ pub fn built_in(system: Option<&str>) -> Vec<Prompt> {
         "How does a bicycle stay upright?",
     ];
     let system = system.unwrap_or(SYSTEM);
-    let prompts = questions.map(|text| Prompt {
-        text: text.into(),
-        system: Some(system.into()),
-    });
+    let prompts = questions.map(|text| Prompt { text: text.into(), system: Some(system.into()) });
     prompts.into()
 }
 
@@ -132,13 +113,7 @@ mod tests {
     fn plain_file_is_a_prompt_a_line() {
         let prompts = parse("one\r\n\n  two {\"a\"}\n", Some("s"));
         let system = Some("s".to_owned());
-        assert_eq!(
-            prompts,
-            [
-                ("one".into(), system.clone()),
-                ("  two {\"a\"}".into(), system)
-            ]
-        );
+        assert_eq!(prompts, [("one".into(), system.clone()), ("  two {\"a\"}".into(), system)]);
     }
 
     #[test]

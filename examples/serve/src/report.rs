@@ -87,49 +87,25 @@ impl Report {
         let kv = &self.kv;
         let block_size = kv.block_size;
         let generated: usize = self.outputs().map(|output| output.tokens.len()).sum();
-        let prompt: usize = self
-            .requests
-            .iter()
-            .map(|request| request.prompt_ids.len())
-            .sum();
+        let prompt: usize = self.requests.iter().map(|request| request.prompt_ids.len()).sum();
         let times_less = ratio(kv.contiguous_bytes, kv.paged_bytes);
         let rows = [
-            (
-                "requests",
-                format!(
-                    "{} ({} outputs)",
-                    self.requests.len(),
-                    self.outputs().count()
-                ),
-            ),
+            ("requests", format!("{} ({} outputs)", self.requests.len(), self.outputs().count())),
             ("prompt tokens", grouped(prompt)),
             ("generated tokens", grouped(generated)),
-            (
-                "tokens per second",
-                format!("{:.1}", self.tokens_per_second),
-            ),
+            ("tokens per second", format!("{:.1}", self.tokens_per_second)),
             ("sequences in flight, at most", grouped(kv.max_running)),
             ("steps", grouped(kv.steps)),
             (
                 "blocks used, at most",
-                format!(
-                    "{} of {} (of {block_size} tokens)",
-                    grouped(kv.peak_blocks),
-                    grouped(kv.num_blocks)
-                ),
+                format!("{} of {} (of {block_size} tokens)", grouped(kv.peak_blocks), grouped(kv.num_blocks)),
             ),
             ("blocks shared, at most", grouped(kv.shared_blocks)),
-            (
-                "prompt tokens found in the cache",
-                grouped(kv.prefix_hit_tokens),
-            ),
+            ("prompt tokens found in the cache", grouped(kv.prefix_hit_tokens)),
             ("blocks copied on write", grouped(kv.copies)),
             ("preemptions", grouped(kv.preemptions)),
             ("bytes of the blocks used", grouped(kv.paged_bytes)),
-            (
-                "bytes of contiguous reservation",
-                format!("{}{times_less}", grouped(kv.contiguous_bytes)),
-            ),
+            ("bytes of contiguous reservation", format!("{}{times_less}", grouped(kv.contiguous_bytes))),
         ];
         let mut table = Table::new();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
@@ -159,10 +135,7 @@ fn grouped(number: impl core::fmt::Display) -> String {
 }
 
 /// How many times `large` is `small`, in words to append, where both say something.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "shown with one digit after the point"
-)]
+#[expect(clippy::cast_precision_loss, reason = "shown with one digit after the point")]
 fn ratio(large: u64, small: u64) -> String {
     if small == 0 || large == 0 {
         return String::new();

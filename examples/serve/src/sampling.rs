@@ -36,12 +36,7 @@ impl Sampler {
     /// `temperature` is greater than 0 and `top_p` in (0, 1].
     pub fn new(seed: u64, index: u32, temperature: f64, top_p: f64) -> Self {
         debug_assert!(temperature > 0.0 && top_p > 0.0 && top_p <= 1.0);
-        Self {
-            rng: Pcg64::seed_from_u64(seed.wrapping_add(index.into())),
-            temperature,
-            top_p,
-            candidates: Vec::new(),
-        }
+        Self { rng: Pcg64::seed_from_u64(seed.wrapping_add(index.into())), temperature, top_p, candidates: Vec::new() }
     }
 
     /// Draws a token.
@@ -63,16 +58,14 @@ impl Sampler {
             // What is less likely than an even share of the part left out cannot be needed: all such tokens together
             // hold less than that part. It leaves few to sort.
             let floor = (1.0 - self.top_p) * total / vocabulary(logits);
-            self.candidates
-                .extend(everything.filter(|&(weight, _)| weight >= floor));
+            self.candidates.extend(everything.filter(|&(weight, _)| weight >= floor));
             self.candidates.sort_unstable_by(likeliest_first);
             let mut held = 0.0;
             let enough = self.candidates.iter().position(|&(weight, _)| {
                 held += weight;
                 held >= self.top_p * total
             });
-            self.candidates
-                .truncate(enough.map_or(usize::MAX, |last| last + 1));
+            self.candidates.truncate(enough.map_or(usize::MAX, |last| last + 1));
         } else {
             self.candidates.extend(everything);
         }
@@ -93,15 +86,9 @@ impl Sampler {
 /// Logarithms of the probabilities, in f64.
 pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits
-        .iter()
-        .map(|&logit| (f64::from(logit) - max).exp())
-        .sum();
+    let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - max).exp()).sum();
     let log_sum = max + sum.ln();
-    logits
-        .iter()
-        .map(|&logit| f64::from(logit) - log_sum)
-        .collect()
+    logits.iter().map(|&logit| f64::from(logit) - log_sum).collect()
 }
 
 /// The `count` best of `scores` as (score, id), best first, of equal ones the lowest id.
@@ -145,11 +132,7 @@ mod tests {
         // Computed from the definitions of PCG XSL RR 128/64 and of `seed_from_u64`, outside this program.
         let mut rng = Pcg64::seed_from_u64(42);
         let drawn = [rng.next_u64(), rng.next_u64(), rng.next_u64()];
-        let expected = [
-            4_178_418_447_715_145_737,
-            4_410_739_922_618_931_473,
-            14_034_899_209_665_866_285,
-        ];
+        let expected = [4_178_418_447_715_145_737, 4_410_739_922_618_931_473, 14_034_899_209_665_866_285];
         assert_eq!(drawn, expected);
     }
 

@@ -83,18 +83,11 @@ impl Tokenizer {
         let kind = gguf.text("tokenizer.ggml.model")?;
         let kind = crate::model::gguf::required("tokenizer.ggml.model", kind)?;
         let vocabulary = Vocabulary::from_gguf(gguf)?;
-        let Parts {
-            tokenizer: mut inner,
-            bytes,
-            known,
-            add_bos,
-        } = match kind {
+        let Parts { tokenizer: mut inner, bytes, known, add_bos } = match kind {
             "gpt2" => byte_level::build(gguf, &vocabulary)?,
             "llama" => sentencepiece::build(gguf, &vocabulary)?,
             other => {
-                return Err(TokenizerError::Unsupported(format!(
-                    "the tokenizer `{other}`"
-                )));
+                return Err(TokenizerError::Unsupported(format!("the tokenizer `{other}`")));
             }
         };
         // Every token that no merge can form is looked for in the text before anything else happens to it.
@@ -121,30 +114,15 @@ impl Tokenizer {
         let eos = named("tokenizer.ggml.eos_token_id")?;
         let turn = named("tokenizer.ggml.eot_token_id")?;
         let message = named("tokenizer.ggml.eom_token_id")?;
-        let ends = [&eos, &turn, &message]
-            .into_iter()
-            .flatten()
-            .map(|(id, _)| *id)
-            .collect();
-        let add_bos = gguf
-            .bool("tokenizer.ggml.add_bos_token")?
-            .unwrap_or(add_bos);
+        let ends = [&eos, &turn, &message].into_iter().flatten().map(|(id, _)| *id).collect();
+        let add_bos = gguf.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(add_bos);
         if add_bos && bos.is_none() {
             return Err(TokenizerError::Inconsistent(
-                "prompts start with a token that `tokenizer.ggml.bos_token_id` does not name"
-                    .into(),
+                "prompts start with a token that `tokenizer.ggml.bos_token_id` does not name".into(),
             ));
         }
         // `add_eos_token` is about training texts: a prompt that ends with the end token has nothing to continue.
-        Ok(Self {
-            inner,
-            bytes,
-            known,
-            bos,
-            eos,
-            ends,
-            add_bos,
-        })
+        Ok(Self { inner, bytes, known, bos, eos, ends, add_bos })
     }
 
     /// The ids of a text. Special tokens written out in it are recognised, whoever wrote them; the start token comes
@@ -157,9 +135,7 @@ impl Tokenizer {
             // The library would leave such a character out without a word.
             let expressible = |c: &char| {
                 let mut bytes = [0; 4];
-                c.encode_utf8(&mut bytes)
-                    .bytes()
-                    .all(|byte| known[usize::from(byte)])
+                c.encode_utf8(&mut bytes).bytes().all(|byte| known[usize::from(byte)])
             };
             if let Some(character) = text.chars().find(|c| !expressible(c)) {
                 return Err(TokenizerError::NoToken(character));
@@ -178,11 +154,7 @@ impl Tokenizer {
     /// The text of ids, as the continuation of something: a space that the first token brings is kept. Special tokens
     /// show as nothing, bytes that are no UTF-8 as U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> String {
-        let bytes: Vec<u8> = ids
-            .iter()
-            .flat_map(|&id| self.token_bytes(id))
-            .copied()
-            .collect();
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.token_bytes(id)).copied().collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 

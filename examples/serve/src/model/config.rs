@@ -79,17 +79,8 @@ const KNOWN_KEYS: [&str; 20] = [
 ];
 
 /// The weights of one layer, without `blk.N.` and `.weight`.
-const LAYER_TENSORS: [&str; 9] = [
-    "attn_k",
-    "attn_norm",
-    "attn_output",
-    "attn_q",
-    "attn_v",
-    "ffn_down",
-    "ffn_gate",
-    "ffn_norm",
-    "ffn_up",
-];
+const LAYER_TENSORS: [&str; 9] =
+    ["attn_k", "attn_norm", "attn_output", "attn_q", "attn_v", "ffn_down", "ffn_gate", "ffn_norm", "ffn_up"];
 
 impl Config {
     /// Reads and checks the metadata and the table of tensors.
@@ -99,9 +90,7 @@ impl Config {
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, ConfigError> {
         let architecture = required("general.architecture", gguf.text("general.architecture")?)?;
         if architecture != "llama" {
-            return Err(ConfigError::Unsupported(format!(
-                "the architecture `{architecture}` (only `llama` is)"
-            )));
+            return Err(ConfigError::Unsupported(format!("the architecture `{architecture}` (only `llama` is)")));
         }
         refuse_unknown_keys(gguf)?;
         refuse_scaled_rope(gguf)?;
@@ -121,11 +110,7 @@ impl Config {
         let rope_theta = positive(gguf, "llama.rope.freq_base", Some(10_000.0))?;
         let rms_eps = positive(gguf, "llama.attention.layer_norm_rms_epsilon", None)?;
 
-        let wrong = |key, value: usize, rule: String| ConfigError::OutOfRange {
-            key,
-            value: value.to_string(),
-            rule,
-        };
+        let wrong = |key, value: usize, rule: String| ConfigError::OutOfRange { key, value: value.to_string(), rule };
         if gguf.u32("llama.attention.key_length")?.is_none() && dim % num_heads != 0 {
             let rule = format!("it must divide llama.embedding_length, {dim}");
             return Err(wrong("llama.attention.head_count", num_heads, rule));
@@ -135,9 +120,7 @@ impl Config {
             return Err(wrong("llama.attention.head_count_kv", num_kv_heads, rule));
         }
         if head_dim % 8 != 0 {
-            return Err(ConfigError::Unsupported(format!(
-                "heads of {head_dim} elements (only multiples of 8 are)"
-            )));
+            return Err(ConfigError::Unsupported(format!("heads of {head_dim} elements (only multiples of 8 are)")));
         }
         if value_dim != head_dim {
             return Err(ConfigError::Unsupported(format!(
@@ -187,11 +170,7 @@ impl Config {
 /// A number of at least 1.
 fn count(gguf: &Gguf, key: &'static str, default: Option<u32>) -> Result<u32, ConfigError> {
     match required(key, gguf.u32(key)?.or(default))? {
-        0 => Err(ConfigError::OutOfRange {
-            key,
-            value: "0".into(),
-            rule: "it must be at least 1".into(),
-        }),
+        0 => Err(ConfigError::OutOfRange { key, value: "0".into(), rule: "it must be at least 1".into() }),
         value => Ok(value),
     }
 }
@@ -213,25 +192,17 @@ fn positive(gguf: &Gguf, key: &'static str, default: Option<f32>) -> Result<f32,
     if value > 0.0 {
         return Ok(value);
     }
-    Err(ConfigError::OutOfRange {
-        key,
-        value: value.to_string(),
-        rule: "it must be greater than 0".into(),
-    })
+    Err(ConfigError::OutOfRange { key, value: value.to_string(), rule: "it must be greater than 0".into() })
 }
 
 fn refuse_unknown_keys(gguf: &Gguf) -> Result<(), ConfigError> {
     for key in ["llama.expert_count", "llama.expert_used_count"] {
         if let Some(experts) = gguf.u32(key)?.filter(|&n| n > 0) {
-            return Err(ConfigError::Unsupported(format!(
-                "a mixture of experts (`{key}` is {experts})"
-            )));
+            return Err(ConfigError::Unsupported(format!("a mixture of experts (`{key}` is {experts})")));
         }
     }
     if gguf.bool("llama.attention.causal")? == Some(false) {
-        return Err(ConfigError::Unsupported(
-            "attention that is not causal (`llama.attention.causal`)".into(),
-        ));
+        return Err(ConfigError::Unsupported("attention that is not causal (`llama.attention.causal`)".into()));
     }
     let context_len = gguf.u32("llama.context_length")?.unwrap_or(u32::MAX);
     let window = gguf.u32("llama.attention.sliding_window")?;
@@ -256,15 +227,11 @@ fn refuse_scaled_rope(gguf: &Gguf) -> Result<(), ConfigError> {
         return Ok(());
     }
     if let Some(kind) = kind.filter(|&kind| kind != "linear") {
-        return Err(ConfigError::Unsupported(format!(
-            "rope scaling (`llama.rope.scaling.type` is `{kind}`)"
-        )));
+        return Err(ConfigError::Unsupported(format!("rope scaling (`llama.rope.scaling.type` is `{kind}`)")));
     }
     for key in ["llama.rope.scaling.factor", "llama.rope.scale_linear"] {
         if let Some(factor) = gguf.f32(key)?.filter(|&f| f != 1.0 && f != 0.0) {
-            return Err(ConfigError::Unsupported(format!(
-                "rope scaling (`{key}` is {factor})"
-            )));
+            return Err(ConfigError::Unsupported(format!("rope scaling (`{key}` is {factor})")));
         }
     }
     for key in gguf.keys("llama.rope.scaling.") {
@@ -295,20 +262,15 @@ fn refuse_unknown_tensors(gguf: &Gguf, num_layers: u32) -> Result<(), ConfigErro
         } else {
             "weights outside the Llama architecture"
         };
-        return Err(ConfigError::Unsupported(format!(
-            "{what} (the tensor `{name}`)"
-        )));
+        return Err(ConfigError::Unsupported(format!("{what} (the tensor `{name}`)")));
     }
     Ok(())
 }
 
 fn is_layer_tensor(name: &str, num_layers: u32) -> bool {
-    let parts = name
-        .strip_prefix("blk.")
-        .and_then(|rest| rest.strip_suffix(".weight"))
-        .and_then(|rest| rest.split_once('.'));
+    let parts =
+        name.strip_prefix("blk.").and_then(|rest| rest.strip_suffix(".weight")).and_then(|rest| rest.split_once('.'));
     parts.is_some_and(|(layer, weight)| {
-        layer.parse::<u32>().is_ok_and(|layer| layer < num_layers)
-            && LAYER_TENSORS.contains(&weight)
+        layer.parse::<u32>().is_ok_and(|layer| layer < num_layers) && LAYER_TENSORS.contains(&weight)
     })
 }

@@ -21,14 +21,7 @@ pub trait LayerAttention {
     ///
     /// # Errors
     /// Whatever the storage reports; the forward pass stops there.
-    fn attend(
-        &mut self,
-        layer: u32,
-        q: &[f32],
-        k: &[f32],
-        v: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), AttentionError>;
+    fn attend(&mut self, layer: u32, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32]) -> Result<(), AttentionError>;
 }
 
 /// What a [`LayerAttention`] may report.
@@ -73,11 +66,7 @@ impl Model {
     /// # Errors
     /// [`ModelError::Batch`], [`ModelError::Token`], [`ModelError::Position`] before anything is computed, so that the
     /// storage is untouched; [`ModelError::Attention`] from `attention`; [`ModelError::Compute`].
-    pub fn forward(
-        &self,
-        batch: Batch<'_>,
-        attention: &mut dyn LayerAttention,
-    ) -> Result<Logits, ModelError> {
+    pub fn forward(&self, batch: Batch<'_>, attention: &mut dyn LayerAttention) -> Result<Logits, ModelError> {
         self.check(batch)?;
         let config = &self.config;
         let tokens = batch.tokens.len();
@@ -93,9 +82,7 @@ impl Model {
             weights.qkv.apply(x, |qkv| {
                 rotations.split(qkv, config.head_dim, &mut q, &mut k, &mut v);
             })?;
-            attention
-                .attend(layer, &q, &k, &v, &mut attended)
-                .map_err(ModelError::Attention)?;
+            attention.attend(layer, &q, &k, &v, &mut attended).map_err(ModelError::Attention)?;
             if layer + 1 == config.num_layers {
                 // After the last attention only the rows that are asked for are of use.
                 hidden = gather(&hidden, config.dim, batch.logit_rows);
@@ -124,30 +111,16 @@ impl Model {
         let (tokens, positions) = (batch.tokens.len(), batch.positions.len());
         let last_row = batch.logit_rows.iter().max().copied();
         if tokens == 0 || tokens != positions || last_row.is_some_and(|row| row >= tokens) {
-            return Err(ModelError::Batch {
-                tokens,
-                positions,
-                last_row,
-            });
+            return Err(ModelError::Batch { tokens, positions, last_row });
         }
         for &token in batch.tokens {
             if usize::try_from(token).map_or(true, |token| token >= self.config.vocab_len) {
-                return Err(ModelError::Token {
-                    token,
-                    vocab_len: self.config.vocab_len,
-                });
+                return Err(ModelError::Token { token, vocab_len: self.config.vocab_len });
             }
         }
         let context_len = self.config.context_len;
-        match batch
-            .positions
-            .iter()
-            .find(|&&position| position >= context_len)
-        {
-            Some(&position) => Err(ModelError::Position {
-                position,
-                context_len,
-            }),
+        match batch.positions.iter().find(|&&position| position >= context_len) {
+            Some(&position) => Err(ModelError::Position { position, context_len }),
             None => Ok(()),
         }
     }
@@ -172,13 +145,9 @@ const PARALLEL_ELEMS: usize = 1 << 15;
 /// Runs `f(row, out)` over the rows of `out`.
 fn for_rows(out: &mut [f32], width: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
     if out.len() < PARALLEL_ELEMS {
-        out.chunks_exact_mut(width)
-            .enumerate()
-            .for_each(|(row, out)| f(row, out));
+        out.chunks_exact_mut(width).enumerate().for_each(|(row, out)| f(row, out));
     } else {
-        out.par_chunks_exact_mut(width)
-            .enumerate()
-            .for_each(|(row, out)| f(row, out));
+        out.par_chunks_exact_mut(width).enumerate().for_each(|(row, out)| f(row, out));
     }
 }
 
@@ -235,10 +204,7 @@ impl Rotations {
                 (to_f32(cos), to_f32(sin))
             })
         });
-        Self {
-            angles: angles.collect(),
-            pairs: inverse_frequencies.len(),
-        }
+        Self { angles: angles.collect(), pairs: inverse_frequencies.len() }
     }
 
     /// Takes rows of `[q, k, v]` apart and rotates q and k on the way.
@@ -297,10 +263,7 @@ mod tests {
     #[test]
     fn rms_norm_divides_by_the_root_of_the_mean_square() {
         // Mean of 9 and 16 is 12.5, its root 3.5355339: 3 / 3.5355339 and 2 · 4 / 3.5355339.
-        close(
-            &rms_norm(&[3.0, 4.0], &[1.0, 2.0], 0.0),
-            &[0.848_528_1, 2.262_741_7],
-        );
+        close(&rms_norm(&[3.0, 4.0], &[1.0, 2.0], 0.0), &[0.848_528_1, 2.262_741_7]);
         // eps is inside the root: 0 / sqrt(eps) is 0 and not NaN.
         close(&rms_norm(&[0.0, 0.0], &[1.0, 2.0], 1e-5), &[0.0, 0.0]);
     }
@@ -308,10 +271,7 @@ mod tests {
     #[test]
     fn swiglu_is_silu_of_the_gate_times_up() {
         // silu(1) = 1 / (1 + e^-1) = 0.7310586; silu(-2) = -2 / (1 + e^2) = -0.2384058.
-        close(
-            &swiglu(&[1.0, -2.0, 3.0, 10.0], 2),
-            &[2.193_175_7, -2.384_058_5],
-        );
+        close(&swiglu(&[1.0, -2.0, 3.0, 10.0], 2), &[2.193_175_7, -2.384_058_5]);
         // e^100 is infinite in f32: the quotient is then 0, as it should be.
         close(&swiglu(&[-100.0, 5.0], 1), &[0.0]);
     }

@@ -43,9 +43,7 @@ pub enum GgufError {
     #[error("the tensor `{0}` is missing")]
     MissingTensor(String),
     /// A tensor lies, wholly or in part, behind the end of the file.
-    #[error(
-        "the tensor `{name}` ends at byte {end} of a file of {file_bytes} bytes: the file is truncated"
-    )]
+    #[error("the tensor `{name}` ends at byte {end} of a file of {file_bytes} bytes: the file is truncated")]
     BeyondFile {
         /// The tensor's name.
         name: String,
@@ -90,11 +88,7 @@ impl Gguf {
         }
         let mut reader = BufReader::new(file);
         let content = guarded(|| Content::read(&mut reader))?;
-        let gguf = Self {
-            content,
-            file: Mutex::new(reader.into_inner()),
-            file_bytes: facts.len(),
-        };
+        let gguf = Self { content, file: Mutex::new(reader.into_inner()), file_bytes: facts.len() };
         gguf.check_extents()?;
         Ok(gguf)
     }
@@ -106,11 +100,7 @@ impl Gguf {
         for name in names {
             let info = &self.content.tensor_infos[name];
             let block = info.ggml_dtype.block_size();
-            let elements = info
-                .shape
-                .dims()
-                .iter()
-                .try_fold(1_usize, |n, &dim| n.checked_mul(dim));
+            let elements = info.shape.dims().iter().try_fold(1_usize, |n, &dim| n.checked_mul(dim));
             let end = elements
                 .and_then(|n| n.div_ceil(block).checked_mul(info.ggml_dtype.type_size()))
                 .and_then(|n| u64::try_from(n).ok())
@@ -118,11 +108,7 @@ impl Gguf {
                 .and_then(|n| n.checked_add(self.content.tensor_data_offset))
                 .unwrap_or(u64::MAX);
             if end > self.file_bytes {
-                return Err(GgufError::BeyondFile {
-                    name: name.clone(),
-                    end,
-                    file_bytes: self.file_bytes,
-                });
+                return Err(GgufError::BeyondFile { name: name.clone(), end, file_bytes: self.file_bytes });
             }
         }
         Ok(())
@@ -130,12 +116,7 @@ impl Gguf {
 
     /// The names of all tensors, sorted.
     pub fn tensor_names(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = self
-            .content
-            .tensor_infos
-            .keys()
-            .map(String::as_str)
-            .collect();
+        let mut names: Vec<&str> = self.content.tensor_infos.keys().map(String::as_str).collect();
         names.sort_unstable();
         names
     }
@@ -163,11 +144,7 @@ impl Gguf {
     pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<QTensor, GgufError> {
         let found = self.tensor_shape(name)?;
         if found != expected {
-            return Err(GgufError::Shape {
-                name: name.into(),
-                found: found.to_vec(),
-                expected: expected.to_vec(),
-            });
+            return Err(GgufError::Shape { name: name.into(), found: found.to_vec(), expected: expected.to_vec() });
         }
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         guarded(|| self.content.tensor(&mut *file, name, &Device::Cpu))
@@ -192,11 +169,7 @@ impl Gguf {
         };
         match read(value) {
             Some(value) => Ok(Some(value)),
-            None => Err(GgufError::BadValue {
-                key: key.into(),
-                found: describe(value),
-                expected,
-            }),
+            None => Err(GgufError::BadValue { key: key.into(), found: describe(value), expected }),
         }
     }
 
@@ -205,9 +178,7 @@ impl Gguf {
     /// # Errors
     /// [`GgufError::BadValue`] where the key holds anything else.
     pub fn u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
-        self.get(key, "a number from 0 to 4294967295", |value| {
-            u32::try_from(integer(value)?).ok()
-        })
+        self.get(key, "a number from 0 to 4294967295", |value| u32::try_from(integer(value)?).ok())
     }
 
     /// A floating-point number that is finite.
@@ -215,9 +186,7 @@ impl Gguf {
     /// # Errors
     /// [`GgufError::BadValue`] where the key holds anything else.
     pub fn f32(&self, key: &str) -> Result<Option<f32>, GgufError> {
-        self.get(key, "a finite number", |value| {
-            value.to_f32().ok().filter(|v| v.is_finite())
-        })
+        self.get(key, "a finite number", |value| value.to_f32().ok().filter(|v| v.is_finite()))
     }
 
     /// A truth value.
@@ -235,14 +204,10 @@ impl Gguf {
     pub fn text(&self, key: &str) -> Result<Option<&str>, GgufError> {
         let text = |value: &Value| matches!(value, Value::String(_)).then_some(());
         self.get(key, "a text", text)?;
-        Ok(self
-            .content
-            .metadata
-            .get(key)
-            .and_then(|value| match value {
-                Value::String(text) => Some(text.as_str()),
-                _ => None,
-            }))
+        Ok(self.content.metadata.get(key).and_then(|value| match value {
+            Value::String(text) => Some(text.as_str()),
+            _ => None,
+        }))
     }
 
     /// A list of texts.
@@ -250,9 +215,7 @@ impl Gguf {
     /// # Errors
     /// [`GgufError::BadValue`] where the key holds anything else.
     pub fn texts(&self, key: &str) -> Result<Option<Vec<String>>, GgufError> {
-        self.list(key, "a list of texts", |value| {
-            value.to_string().ok().cloned()
-        })
+        self.list(key, "a list of texts", |value| value.to_string().ok().cloned())
     }
 
     /// A list of integers.
@@ -268,9 +231,7 @@ impl Gguf {
     /// # Errors
     /// [`GgufError::BadValue`] where the key holds anything else.
     pub fn floats(&self, key: &str) -> Result<Option<Vec<f32>>, GgufError> {
-        self.list(key, "a list of numbers", |value| {
-            value.to_f32().ok().filter(|v| !v.is_nan())
-        })
+        self.list(key, "a list of numbers", |value| value.to_f32().ok().filter(|v| !v.is_nan()))
     }
 
     fn list<T>(
@@ -346,10 +307,5 @@ fn guarded<T>(read: impl FnOnce() -> candle_core::Result<T>) -> Result<T, GgufEr
 
 /// The first line of a message: with `RUST_BACKTRACE` set candle appends a backtrace to its errors.
 pub(crate) fn first_line(error: &impl core::fmt::Display) -> String {
-    error
-        .to_string()
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .to_owned()
+    error.to_string().lines().next().unwrap_or_default().to_owned()
 }

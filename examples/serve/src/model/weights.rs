@@ -45,17 +45,12 @@ impl Linear {
         inputs: usize,
         matrices: &[(String, usize)],
     ) -> Result<Self, ModelError> {
-        let stored: Result<Vec<QTensor>, _> = matrices
-            .iter()
-            .map(|(name, outputs)| gguf.tensor(name, &[*outputs, inputs]))
-            .collect();
+        let stored: Result<Vec<QTensor>, _> =
+            matrices.iter().map(|(name, outputs)| gguf.tensor(name, &[*outputs, inputs])).collect();
         let outputs = matrices.iter().map(|(_, outputs)| outputs).sum();
         let kind = match format {
             WeightFormat::F32 => {
-                let parts: Result<Vec<Tensor>, _> = stored?
-                    .iter()
-                    .map(|part| part.dequantize(&Device::Cpu))
-                    .collect();
+                let parts: Result<Vec<Tensor>, _> = stored?.iter().map(|part| part.dequantize(&Device::Cpu)).collect();
                 let rows = match parts?.as_slice() {
                     [one] => one.clone(),
                     several => Tensor::cat(several, 0)?,
@@ -63,26 +58,17 @@ impl Linear {
                 Kind::Dense(rows.t()?)
             }
             WeightFormat::Quantised => {
-                let parts: Result<Vec<QMatMul>, _> =
-                    stored?.into_iter().map(QMatMul::from_qtensor).collect();
+                let parts: Result<Vec<QMatMul>, _> = stored?.into_iter().map(QMatMul::from_qtensor).collect();
                 Kind::Quantised(parts?)
             }
         };
-        Ok(Self {
-            kind,
-            inputs,
-            outputs,
-        })
+        Ok(Self { kind, inputs, outputs })
     }
 
     /// The output projection of a model that has none of its own: the embedding itself, without a copy.
     pub(crate) fn tied(embedding: &Tensor) -> Result<Self, ModelError> {
         let (outputs, inputs) = embedding.dims2()?;
-        Ok(Self {
-            kind: Kind::Dense(embedding.t()?),
-            inputs,
-            outputs,
-        })
+        Ok(Self { kind: Kind::Dense(embedding.t()?), inputs, outputs })
     }
 
     /// Multiplies rows `x: [rows, inputs]` and hands `[rows, outputs]` to `then`.
@@ -90,11 +76,7 @@ impl Linear {
     /// One row is multiplied as two equal ones. gemm has a kernel of its own for a single row, which adds in another
     /// order; from two rows on each output is the same sum whatever the number of rows, so that a sequence gets the
     /// same bits alone and in a batch. With the weights coming from memory the second row costs nothing.
-    pub(crate) fn apply<T>(
-        &self,
-        mut x: Vec<f32>,
-        then: impl FnOnce(&[f32]) -> T,
-    ) -> Result<T, ModelError> {
+    pub(crate) fn apply<T>(&self, mut x: Vec<f32>, then: impl FnOnce(&[f32]) -> T) -> Result<T, ModelError> {
         let mut rows = x.len() / self.inputs;
         let wanted = rows * self.outputs;
         if rows == 1 {
@@ -107,8 +89,7 @@ impl Linear {
             Kind::Quantised(parts) => match parts.as_slice() {
                 [one] => one.forward(&x)?,
                 several => {
-                    let parts: Result<Vec<Tensor>, _> =
-                        several.iter().map(|part| part.forward(&x)).collect();
+                    let parts: Result<Vec<Tensor>, _> = several.iter().map(|part| part.forward(&x)).collect();
                     Tensor::cat(&parts?, 1)?
                 }
             },
@@ -118,18 +99,11 @@ impl Linear {
 }
 
 /// Reads a contiguous f32 tensor in place.
-pub(crate) fn read_slice<T>(
-    tensor: &Tensor,
-    then: impl FnOnce(&[f32]) -> T,
-) -> Result<T, ModelError> {
+pub(crate) fn read_slice<T>(tensor: &Tensor, then: impl FnOnce(&[f32]) -> T) -> Result<T, ModelError> {
     let (storage, layout) = tensor.storage_and_layout();
     match (&*storage, layout.contiguous_offsets()) {
-        (Storage::Cpu(CpuStorage::F32(values)), Some((start, end))) => {
-            Ok(then(&values[start..end]))
-        }
-        _ => Err(ModelError::Compute(
-            "a tensor is not contiguous f32 in host memory".into(),
-        )),
+        (Storage::Cpu(CpuStorage::F32(values)), Some((start, end))) => Ok(then(&values[start..end])),
+        _ => Err(ModelError::Compute("a tensor is not contiguous f32 in host memory".into())),
     }
 }
 
@@ -145,16 +119,10 @@ pub(crate) struct LayerWeights {
 }
 
 impl LayerWeights {
-    pub(crate) fn read(
-        gguf: &Gguf,
-        config: &Config,
-        format: WeightFormat,
-        layer: u32,
-    ) -> Result<Self, ModelError> {
+    pub(crate) fn read(gguf: &Gguf, config: &Config, format: WeightFormat, layer: u32) -> Result<Self, ModelError> {
         let Config { dim, ffn_dim, .. } = *config;
         let name = |weight: &str| format!("blk.{layer}.{weight}.weight");
-        let linear =
-            |inputs, matrices: &[(String, usize)]| Linear::read(gguf, format, inputs, matrices);
+        let linear = |inputs, matrices: &[(String, usize)]| Linear::read(gguf, format, inputs, matrices);
         Ok(Self {
             attn_norm: read_vector(gguf, &name("attn_norm"), dim)?,
             qkv: linear(
@@ -167,10 +135,7 @@ impl LayerWeights {
             )?,
             attn_output: linear(config.q_dim(), &[(name("attn_output"), dim)])?,
             ffn_norm: read_vector(gguf, &name("ffn_norm"), dim)?,
-            gate_up: linear(
-                dim,
-                &[(name("ffn_gate"), ffn_dim), (name("ffn_up"), ffn_dim)],
-            )?,
+            gate_up: linear(dim, &[(name("ffn_gate"), ffn_dim), (name("ffn_up"), ffn_dim)])?,
             down: linear(ffn_dim, &[(name("ffn_down"), dim)])?,
         })
     }

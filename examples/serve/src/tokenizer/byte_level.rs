@@ -20,7 +20,8 @@ use crate::model::gguf::{Gguf, required};
 /// Llama 3: up to three digits together.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Qwen2: the same with digits one by one.
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Mistral's Tekken: words end where small letters are followed by a capital one.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -62,12 +63,7 @@ impl Rules {
                 return Err(TokenizerError::Unsupported(what));
             }
         };
-        Ok(Self {
-            pre_tokenizer,
-            nfc,
-            ignore_merges,
-            add_bos,
-        })
+        Ok(Self { pre_tokenizer, nfc, ignore_merges, add_bos })
     }
 }
 
@@ -85,29 +81,19 @@ pub(super) fn build(gguf: &Gguf, vocabulary: &Vocabulary) -> Result<Parts, Token
         .iter()
         .map(|merge| match merge.split_once(' ') {
             Some((left, right)) => Ok((left.to_owned(), right.to_owned())),
-            None => Err(TokenizerError::Inconsistent(format!(
-                "the merge {merge:?} has one part"
-            ))),
+            None => Err(TokenizerError::Inconsistent(format!("the merge {merge:?} has one part"))),
         })
         .collect();
 
     let alphabet = alphabet();
     let (bytes, known) = token_bytes(vocabulary, &alphabet);
-    let bpe = BPE::builder()
-        .vocab_and_merges(vocabulary.ids(), merges?)
-        .ignore_merges(rules.ignore_merges)
-        .build()?;
+    let bpe = BPE::builder().vocab_and_merges(vocabulary.ids(), merges?).ignore_merges(rules.ignore_merges).build()?;
     let mut tokenizer = tokenizers::Tokenizer::new(bpe);
     if rules.nfc {
         tokenizer.with_normalizer(Some(NFC))?;
     }
     tokenizer.with_pre_tokenizer(Some(rules.pre_tokenizer));
-    Ok(Parts {
-        tokenizer,
-        bytes,
-        known: Some(known),
-        add_bos: rules.add_bos,
-    })
+    Ok(Parts { tokenizer, bytes, known: Some(known), add_bos: rules.add_bos })
 }
 
 /// The byte that each character of byte-level text stands for.
@@ -128,10 +114,7 @@ fn alphabet() -> HashMap<char, u8> {
 }
 
 /// The bytes of each token, and for each byte whether it has a token of its own.
-fn token_bytes(
-    vocabulary: &Vocabulary,
-    alphabet: &HashMap<char, u8>,
-) -> (Vec<Vec<u8>>, [bool; 256]) {
+fn token_bytes(vocabulary: &Vocabulary, alphabet: &HashMap<char, u8>) -> (Vec<Vec<u8>>, [bool; 256]) {
     let mut known = [false; 256];
     let mut all = Vec::with_capacity(vocabulary.len());
     for (text, kind) in vocabulary.iter() {
@@ -140,8 +123,7 @@ fn token_bytes(
             TokenKind::UserDefined => text.as_bytes().to_vec(),
             TokenKind::Normal | TokenKind::Byte => {
                 // A token that is no byte-level text cannot come from a merge; shown, it is what it says.
-                let bytes: Option<Vec<u8>> =
-                    text.chars().map(|c| alphabet.get(&c).copied()).collect();
+                let bytes: Option<Vec<u8>> = text.chars().map(|c| alphabet.get(&c).copied()).collect();
                 let bytes = bytes.unwrap_or_else(|| text.as_bytes().to_vec());
                 if let [byte] = bytes[..] {
                     known[usize::from(byte)] = true;
@@ -178,16 +160,9 @@ mod tests {
     fn pieces(pre: &str, text: &str) -> Vec<String> {
         use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
         let mut split = PreTokenizedString::from(text);
-        Rules::by_name(pre)
-            .unwrap()
-            .pre_tokenizer
-            .pre_tokenize(&mut split)
-            .unwrap();
+        Rules::by_name(pre).unwrap().pre_tokenizer.pre_tokenize(&mut split).unwrap();
         let parts = split.get_splits(OffsetReferential::Original, OffsetType::Byte);
-        parts
-            .into_iter()
-            .map(|(text, _, _)| text.to_owned())
-            .collect()
+        parts.into_iter().map(|(text, _, _)| text.to_owned()).collect()
     }
 
     #[test]

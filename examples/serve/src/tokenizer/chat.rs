@@ -37,11 +37,9 @@ impl ChatTemplate {
     /// [`TokenizerError::Chat`] where there is none or it is no Jinja.
     pub fn from_gguf(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<Self, TokenizerError> {
         match gguf.text("tokenizer.chat_template")? {
-            Some(source) => Self::new(
-                source,
-                tokenizer.bos_text().unwrap_or_default(),
-                tokenizer.eos_text().unwrap_or_default(),
-            ),
+            Some(source) => {
+                Self::new(source, tokenizer.bos_text().unwrap_or_default(), tokenizer.eos_text().unwrap_or_default())
+            }
             None => Err(TokenizerError::Chat("the model has none".into())),
         }
     }
@@ -50,27 +48,14 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         // As the templates' authors run them: blocks leave no line breaks, Python's methods exist, and a template may
         // refuse a conversation. The date is not given (`strftime_now`), so that the same prompt gives the same ids.
-        let syntax = SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(chat_error)?);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function(
-            "raise_exception",
-            |reason: String| -> Result<Value, Error> {
-                Err(Error::new(ErrorKind::InvalidOperation, reason))
-            },
-        );
-        environment
-            .add_template_owned("chat", source.to_owned())
-            .map_err(chat_error)?;
-        Ok(Self {
-            environment,
-            bos_text: bos_text.into(),
-            eos_text: eos_text.into(),
-        })
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", |reason: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, reason))
+        });
+        environment.add_template_owned("chat", source.to_owned()).map_err(chat_error)?;
+        Ok(Self { environment, bos_text: bos_text.into(), eos_text: eos_text.into() })
     }
 
     /// The prompt that asks for the assistant's next message.
@@ -98,10 +83,7 @@ mod tests {
     use super::*;
 
     fn message(role: &'static str, content: &str) -> Message {
-        Message {
-            role,
-            content: content.into(),
-        }
+        Message { role, content: content.into() }
     }
 
     #[test]
@@ -117,19 +99,14 @@ mod tests {
     fn template_that_refuses_is_an_error_with_its_reason() {
         let source = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}";
         let template = ChatTemplate::new(source, "", "").unwrap();
-        let error = template
-            .render(&[message("system", "x")])
-            .unwrap_err()
-            .to_string();
+        let error = template.render(&[message("system", "x")]).unwrap_err().to_string();
         assert!(error.contains("no system role"), "{error}");
         assert_eq!(template.render(&[message("user", "x")]).unwrap(), "");
     }
 
     #[test]
     fn template_that_does_not_parse_is_an_error_of_one_line() {
-        let error = ChatTemplate::new("{% for %}", "", "")
-            .unwrap_err()
-            .to_string();
+        let error = ChatTemplate::new("{% for %}", "", "").unwrap_err().to_string();
         assert_eq!(error.lines().count(), 1, "{error}");
     }
 }

@@ -26,20 +26,10 @@ pub(super) fn build(gguf: &Gguf, vocabulary: &Vocabulary) -> Result<Parts, Token
     }
     let scores = required(SCORES, gguf.floats(SCORES)?)?;
     if scores.len() != vocabulary.len() {
-        return Err(TokenizerError::Inconsistent(format!(
-            "{} tokens have {} scores",
-            vocabulary.len(),
-            scores.len()
-        )));
+        return Err(TokenizerError::Inconsistent(format!("{} tokens have {} scores", vocabulary.len(), scores.len())));
     }
-    let has_all_bytes = vocabulary
-        .iter()
-        .filter(|&(_, kind)| kind == TokenKind::Byte)
-        .count()
-        == 256;
-    let unknown = vocabulary
-        .iter()
-        .find(|&(_, kind)| kind == TokenKind::Unknown);
+    let has_all_bytes = vocabulary.iter().filter(|&(_, kind)| kind == TokenKind::Byte).count() == 256;
+    let unknown = vocabulary.iter().find(|&(_, kind)| kind == TokenKind::Unknown);
     let mut builder = BPE::builder()
         .vocab_and_merges(vocabulary.ids(), merges(vocabulary, &scores))
         .byte_fallback(has_all_bytes)
@@ -53,22 +43,14 @@ pub(super) fn build(gguf: &Gguf, vocabulary: &Vocabulary) -> Result<Parts, Token
     }
 
     let mut steps: Vec<NormalizerWrapper> = Vec::new();
-    if gguf
-        .bool("tokenizer.ggml.add_space_prefix")?
-        .unwrap_or(true)
-    {
+    if gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true) {
         // Also after each special token: the reader of this format does it so, and so did the first Llama tokeniser.
         steps.push(Prepend::new(SPACE.into()).into());
     }
     steps.push(Replace::new(" ", SPACE)?.into());
     let mut tokenizer = tokenizers::Tokenizer::new(builder.build()?);
     tokenizer.with_normalizer(Some(Sequence::new(steps)))?;
-    Ok(Parts {
-        tokenizer,
-        bytes: token_bytes(vocabulary)?,
-        known: None,
-        add_bos: true,
-    })
+    Ok(Parts { tokenizer, bytes: token_bytes(vocabulary)?, known: None, add_bos: true })
 }
 
 /// The merges that a scored vocabulary implies: every way to cut a token into two others, best score first.
@@ -76,9 +58,7 @@ pub(super) fn build(gguf: &Gguf, vocabulary: &Vocabulary) -> Result<Parts, Token
 /// `SentencePiece` joins the pair whose result scores highest; the library joins the pair of lowest rank. Ranks in the
 /// order of scores make them agree.
 fn merges(vocabulary: &Vocabulary, scores: &[f32]) -> Vec<(String, String)> {
-    let normal = vocabulary
-        .iter()
-        .filter(|&(_, kind)| kind == TokenKind::Normal);
+    let normal = vocabulary.iter().filter(|&(_, kind)| kind == TokenKind::Normal);
     let known: HashSet<&str> = normal.map(|(text, _)| text).collect();
     let mut scored = Vec::new();
     for ((text, kind), &score) in vocabulary.iter().zip(scores) {
@@ -95,9 +75,7 @@ fn merges(vocabulary: &Vocabulary, scores: &[f32]) -> Vec<(String, String)> {
     // Stable: among equal scores the order of the vocabulary stays.
     scored.sort_by(|a, b| b.0.total_cmp(&a.0));
     let merges = scored.into_iter();
-    merges
-        .map(|(_, left, right)| (left.to_owned(), right.to_owned()))
-        .collect()
+    merges.map(|(_, left, right)| (left.to_owned(), right.to_owned())).collect()
 }
 
 fn token_bytes(vocabulary: &Vocabulary) -> Result<Vec<Vec<u8>>, TokenizerError> {
@@ -105,13 +83,10 @@ fn token_bytes(vocabulary: &Vocabulary) -> Result<Vec<Vec<u8>>, TokenizerError> 
         TokenKind::Control | TokenKind::Unknown | TokenKind::Unused => Ok(Vec::new()),
         TokenKind::Normal | TokenKind::UserDefined => Ok(text.replace(SPACE, " ").into_bytes()),
         TokenKind::Byte => {
-            let digits = text
-                .strip_prefix("<0x")
-                .and_then(|rest| rest.strip_suffix('>'));
+            let digits = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
             let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
-            byte.map(|byte| vec![byte]).ok_or_else(|| {
-                TokenizerError::Inconsistent(format!("the byte token {text:?} names no byte"))
-            })
+            byte.map(|byte| vec![byte])
+                .ok_or_else(|| TokenizerError::Inconsistent(format!("the byte token {text:?} names no byte")))
         }
     });
     bytes.collect()

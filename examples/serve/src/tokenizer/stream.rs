@@ -16,16 +16,12 @@ pub struct TextStream<'a> {
 
 impl<'a> TextStream<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self {
-            tokenizer,
-            pending: Vec::new(),
-        }
+        Self { tokenizer, pending: Vec::new() }
     }
 
     /// Takes a token and returns the text that is now certain, often all of it, sometimes none.
     pub fn push(&mut self, id: u32) -> String {
-        self.pending
-            .extend_from_slice(self.tokenizer.token_bytes(id));
+        self.pending.extend_from_slice(self.tokenizer.token_bytes(id));
         drain(&mut self.pending)
     }
 

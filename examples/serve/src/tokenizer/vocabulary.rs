@@ -38,31 +38,19 @@ impl Vocabulary {
         let texts = required(TOKENS, gguf.texts(TOKENS)?)?;
         let kinds = required(KINDS, gguf.integers(KINDS)?)?;
         if texts.is_empty() || texts.len() != kinds.len() || u32::try_from(texts.len()).is_err() {
-            return Err(TokenizerError::Inconsistent(format!(
-                "{} tokens have {} types",
-                texts.len(),
-                kinds.len()
-            )));
+            return Err(TokenizerError::Inconsistent(format!("{} tokens have {} types", texts.len(), kinds.len())));
         }
         let mut seen = HashSet::with_capacity(texts.len());
         if let Some(twice) = texts.iter().find(|text| !seen.insert(text.as_str())) {
-            return Err(TokenizerError::Inconsistent(format!(
-                "the token {twice:?} is there twice"
-            )));
+            return Err(TokenizerError::Inconsistent(format!("the token {twice:?} is there twice")));
         }
         let kinds: Result<Vec<TokenKind>, TokenizerError> = kinds.into_iter().map(kind).collect();
-        Ok(Self {
-            kinds: kinds?,
-            texts,
-        })
+        Ok(Self { kinds: kinds?, texts })
     }
 
     /// Tokens in the order of their ids.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, TokenKind)> {
-        self.texts
-            .iter()
-            .map(String::as_str)
-            .zip(self.kinds.iter().copied())
+        self.texts.iter().map(String::as_str).zip(self.kinds.iter().copied())
     }
 
     pub(super) fn text(&self, id: u32) -> Option<&str> {
@@ -88,8 +76,6 @@ fn kind(code: i64) -> Result<TokenKind, TokenizerError> {
         4 => Ok(TokenKind::UserDefined),
         5 => Ok(TokenKind::Unused),
         6 => Ok(TokenKind::Byte),
-        other => Err(TokenizerError::Unsupported(format!(
-            "the token type {other}"
-        ))),
+        other => Err(TokenizerError::Unsupported(format!("the token type {other}"))),
     }
 }

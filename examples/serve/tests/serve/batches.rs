@@ -48,19 +48,8 @@ fn quantised_weights_run_and_agree_roughly() {
 struct Failing(u32);
 
 impl LayerAttention for Failing {
-    fn attend(
-        &mut self,
-        layer: u32,
-        _: &[f32],
-        _: &[f32],
-        _: &[f32],
-        _: &mut [f32],
-    ) -> Result<(), AttentionError> {
-        if layer == self.0 {
-            Err("no room".into())
-        } else {
-            Ok(())
-        }
+    fn attend(&mut self, layer: u32, _: &[f32], _: &[f32], _: &[f32], _: &mut [f32]) -> Result<(), AttentionError> {
+        if layer == self.0 { Err("no room".into()) } else { Ok(()) }
     }
 }
 
@@ -69,46 +58,13 @@ fn wrong_batches_are_refused_before_attention_is_asked() {
     let model = Model::open(&Crafted::new().write().path, WeightFormat::F32).unwrap();
     let run = |tokens: &[u32], positions: &[u32], logit_rows: &[usize]| {
         // Layer 0 fails, so any other error shows that it came first.
-        model
-            .forward(
-                Batch {
-                    tokens,
-                    positions,
-                    logit_rows,
-                },
-                &mut Failing(0),
-            )
-            .unwrap_err()
+        model.forward(Batch { tokens, positions, logit_rows }, &mut Failing(0)).unwrap_err()
     };
-    assert!(matches!(
-        run(&[], &[], &[]),
-        ModelError::Batch { tokens: 0, .. }
-    ));
-    assert!(matches!(
-        run(&[1], &[0, 1], &[]),
-        ModelError::Batch { positions: 2, .. }
-    ));
-    assert!(matches!(
-        run(&[1], &[0], &[1]),
-        ModelError::Batch {
-            last_row: Some(1),
-            ..
-        }
-    ));
-    assert!(matches!(
-        run(&[261], &[0], &[]),
-        ModelError::Token {
-            token: 261,
-            vocab_len: 261
-        }
-    ));
-    assert!(matches!(
-        run(&[1], &[64], &[]),
-        ModelError::Position {
-            position: 64,
-            context_len: 64
-        }
-    ));
+    assert!(matches!(run(&[], &[], &[]), ModelError::Batch { tokens: 0, .. }));
+    assert!(matches!(run(&[1], &[0, 1], &[]), ModelError::Batch { positions: 2, .. }));
+    assert!(matches!(run(&[1], &[0], &[1]), ModelError::Batch { last_row: Some(1), .. }));
+    assert!(matches!(run(&[261], &[0], &[]), ModelError::Token { token: 261, vocab_len: 261 }));
+    assert!(matches!(run(&[1], &[64], &[]), ModelError::Position { position: 64, context_len: 64 }));
     assert!(run(&[1], &[63], &[]).to_string().contains("no room"));
 }
 
@@ -118,19 +74,12 @@ fn logits_come_for_the_rows_asked_for_in_their_order() {
     let run = |logit_rows: &[usize]| {
         let mut dense = Dense::new(&model, 1);
         dense.own(&[0, 0, 0]);
-        let batch = Batch {
-            tokens: &[3, 4, 5],
-            positions: &[0, 1, 2],
-            logit_rows,
-        };
+        let batch = Batch { tokens: &[3, 4, 5], positions: &[0, 1, 2], logit_rows };
         model.forward(batch, &mut dense).unwrap()
     };
     let all = run(&[0, 1, 2]);
     let some = run(&[2, 0]);
-    assert_eq!(
-        (all.num_rows(), some.num_rows(), run(&[]).num_rows()),
-        (3, 2, 0)
-    );
+    assert_eq!((all.num_rows(), some.num_rows(), run(&[]).num_rows()), (3, 2, 0));
     assert_eq!((some.row(0), some.row(1)), (all.row(2), all.row(0)));
     assert_ne!(all.row(0), all.row(1));
 }

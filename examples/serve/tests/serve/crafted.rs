@@ -49,17 +49,12 @@ impl Crafted {
             ("tokenizer.ggml.pre", text("smollm")),
             ("tokenizer.ggml.token_type", Value::Array(kinds.collect())),
             ("tokenizer.ggml.tokens", Value::Array(tokens)),
-            (
-                "tokenizer.ggml.merges",
-                Value::Array(["h e", "l l"].map(text).into()),
-            ),
+            ("tokenizer.ggml.merges", Value::Array(["h e", "l l"].map(text).into())),
             ("tokenizer.ggml.bos_token_id", Value::U32(0)),
             ("tokenizer.ggml.eos_token_id", Value::U32(1)),
         ];
-        let mut tensors = vec![
-            ("token_embd.weight".to_owned(), vec![vocab, dim]),
-            ("output_norm.weight".to_owned(), vec![dim]),
-        ];
+        let mut tensors =
+            vec![("token_embd.weight".to_owned(), vec![vocab, dim]), ("output_norm.weight".to_owned(), vec![dim])];
         for layer in 0..2 {
             let shapes = [
                 ("attn_norm", vec![dim]),
@@ -75,10 +70,7 @@ impl Crafted {
             let named = |(name, shape)| (format!("blk.{layer}.{name}.weight"), shape);
             tensors.extend(shapes.map(named));
         }
-        Self {
-            metadata: metadata.map(|(key, value)| (key.to_owned(), value)).into(),
-            tensors,
-        }
+        Self { metadata: metadata.map(|(key, value)| (key.to_owned(), value)).into(), tensors }
     }
 
     pub(crate) fn set(mut self, key: &str, value: Value) -> Self {
@@ -121,10 +113,7 @@ impl Crafted {
         let weights: Vec<QTensor> = weights.collect();
         let names = self.tensors.iter().map(|(name, _)| name.as_str());
         let tensors: Vec<(&str, &QTensor)> = names.zip(&weights).collect();
-        let metadata = self
-            .metadata
-            .iter()
-            .map(|(key, value)| (key.as_str(), value));
+        let metadata = self.metadata.iter().map(|(key, value)| (key.as_str(), value));
         let metadata: Vec<(&str, &Value)> = metadata.collect();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("crafted.gguf");

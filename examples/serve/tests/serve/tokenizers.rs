@@ -60,31 +60,18 @@ struct Case {
 /// pieces, digits split, identity normalisation), which also gave the ids.
 #[test]
 fn sentencepiece_ids_equal_those_of_sentencepiece() {
-    let models: Vec<SentencePiece> =
-        serde_json::from_str(include_str!("sentencepiece.json")).unwrap();
+    let models: Vec<SentencePiece> = serde_json::from_str(include_str!("sentencepiece.json")).unwrap();
     assert_eq!(models.len(), 2);
     for model in models {
         let crafted = Crafted::new()
             .set("tokenizer.ggml.model", text("llama"))
-            .set(
-                "tokenizer.ggml.add_space_prefix",
-                Value::Bool(model.add_space_prefix),
-            )
+            .set("tokenizer.ggml.add_space_prefix", Value::Bool(model.add_space_prefix))
             .set("tokenizer.ggml.add_bos_token", Value::Bool(false))
             .set("tokenizer.ggml.bos_token_id", Value::U32(1))
             .set("tokenizer.ggml.eos_token_id", Value::U32(2))
-            .set(
-                "tokenizer.ggml.tokens",
-                Value::Array(model.pieces.iter().map(|p| text(p)).collect()),
-            )
-            .set(
-                "tokenizer.ggml.scores",
-                Value::Array(model.scores.iter().map(|&s| Value::F32(s)).collect()),
-            )
-            .set(
-                "tokenizer.ggml.token_type",
-                Value::Array(model.types.iter().map(|&t| Value::I32(t)).collect()),
-            );
+            .set("tokenizer.ggml.tokens", Value::Array(model.pieces.iter().map(|p| text(p)).collect()))
+            .set("tokenizer.ggml.scores", Value::Array(model.scores.iter().map(|&s| Value::F32(s)).collect()))
+            .set("tokenizer.ggml.token_type", Value::Array(model.types.iter().map(|&t| Value::I32(t)).collect()));
         let tokenizer = tokenizer(&crafted);
         for case in model.cases {
             let ids = tokenizer.encode(&case.text).unwrap();
@@ -100,14 +87,8 @@ fn chat_prompt_of_the_real_model_is_its_template() {
     let gguf = Gguf::open(&model_path()).unwrap();
     let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
     let template = ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap();
-    let user = Message {
-        role: "user",
-        content: "Hi".into(),
-    };
-    let system = Message {
-        role: "system",
-        content: "Be brief.".into(),
-    };
+    let user = Message { role: "user", content: "Hi".into() };
+    let system = Message { role: "system", content: "Be brief.".into() };
     // Written out from the template in the file; the default system prompt is the template's own.
     assert_eq!(
         template.render(core::slice::from_ref(&user)).unwrap(),
@@ -120,16 +101,8 @@ fn chat_prompt_of_the_real_model_is_its_template() {
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     );
     let ids = tokenizer.encode(&text).unwrap();
-    assert_eq!(
-        ids.iter().filter(|&&id| id == 1).count(),
-        3,
-        "three turns start"
-    );
-    assert_eq!(
-        ids.iter().filter(|&&id| id == 2).count(),
-        2,
-        "two turns end"
-    );
+    assert_eq!(ids.iter().filter(|&&id| id == 1).count(), 3, "three turns start");
+    assert_eq!(ids.iter().filter(|&&id| id == 2).count(), 2, "two turns end");
 }
 
 #[test]
