@@ -23,11 +23,15 @@ fn sample(scores: &[f32], mut uniform: f32) -> u32 {
     let most = scores.iter().copied().fold(f32::MIN, f32::max);
     let weights: Vec<f32> = scores.iter().map(|score| (score - most).exp()).collect();
     uniform *= weights.iter().sum::<f32>();
-    let drawn = weights.iter().position(|weight| {
+    let mut token = 0;
+    for (candidate, weight) in (0_u32..).zip(weights) {
+        token = candidate;
         uniform -= weight;
-        uniform < 0.0
-    });
-    drawn.unwrap_or(weights.len() - 1) as u32
+        if uniform < 0.0 {
+            break;
+        }
+    }
+    token
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

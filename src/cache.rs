@@ -139,6 +139,8 @@ pub struct KvCache<S = FixedState> {
     /// Buffers of steps that are over.
     spare: Vec<OpenStep>,
     draft: Draft,
+    /// Scratch for lookups.
+    nodes: Vec<u32>,
     next_step: u64,
     /// Counts plans that were tried, to find a sequence that stands in one twice.
     plans: u64,
@@ -177,6 +179,7 @@ impl<S: BuildHasher> KvCache<S> {
             open: VecDeque::new(),
             spare: Vec::new(),
             draft: Draft::default(),
+            nodes: Vec::new(),
             next_step: 1,
             plans: 0,
             reserved: 0,

@@ -51,13 +51,20 @@ pub(crate) struct Claim {
 }
 
 impl Sequence {
-    pub(crate) fn new(scope: u32, query: Option<Box<OwnedQuery>>) -> Self {
+    /// A sequence without tokens, in buffers that may come from another.
+    pub(crate) fn new(
+        scope: u32,
+        query: Option<Box<OwnedQuery>>,
+        (table, mut tail): (BlockTable, Vec<TokenId>),
+    ) -> Self {
+        debug_assert!(table.is_empty(), "blocks were given back");
+        tail.clear();
         Self {
-            table: BlockTable::new(),
+            table,
             committed: 0,
             planned: 0,
             lookahead: 0,
-            tail: Vec::new(),
+            tail,
             anonymous_from: u32::MAX,
             open_rows: 0,
             unknown_rows: 0,

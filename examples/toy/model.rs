@@ -8,9 +8,10 @@ use paged_kv::{Step, step::StepRow};
 
 const VOCAB: usize = 61;
 const LAYERS: u32 = 2;
+const SHAPE: KvShape = KvShape::new(LAYERS, 2, 8, DType::F32);
 const Q_HEADS: usize = 4;
-const KV_HEADS: usize = 2;
-const HEAD_DIM: usize = 8;
+const KV_HEADS: usize = SHAPE.kv_heads as usize;
+const HEAD_DIM: usize = SHAPE.k_dim as usize;
 const WIDTH: usize = Q_HEADS * HEAD_DIM;
 
 /// Random numbers between −1 and 1 in the place of trained ones.
@@ -40,7 +41,7 @@ impl Toy {
 
     /// What a cache for this model keeps.
     pub(crate) fn shape() -> KvShape {
-        KvShape::new(LAYERS, KV_HEADS as u32, HEAD_DIM as u32, DType::F32)
+        SHAPE
     }
 
     /// One forward pass over a planned step. `tokens` are the query tokens, row after row, skipped ones left out; the
@@ -54,7 +55,8 @@ impl Toy {
             // A position is told from another by a slow wave on every channel.
             x.extend(token.iter().zip(1_u16..).map(|(e, i)| e + (position as f32 / f32::from(i)).sin()));
         }
-        storage.prepare((), step, step.rows().len() as u32).expect("the step fits the storage");
+        let rows = u32::try_from(step.rows().len()).expect("a small batch");
+        storage.prepare((), step, rows).expect("the step fits the storage");
         storage.copy_blocks(()).expect("prepared");
         for layer in 0..LAYERS {
             self.layer(storage, layer, &mut x);
@@ -79,7 +81,7 @@ impl Toy {
         storage.write_kv((), layer, k, v).expect("shapes fit");
         let mut attended = vec![0.0; x.len()];
         let out = CpuTensorMut::new(&mut attended, [tokens, Q_HEADS, HEAD_DIM]);
-        storage.attend((), layer, q, out, &AttendParams::new(HEAD_DIM as u32)).expect("shapes fit");
+        storage.attend((), layer, q, out, &AttendParams::new(SHAPE.k_dim)).expect("shapes fit");
         x.iter_mut().zip(attended).for_each(|(x, attended)| *x += attended);
     }
 
@@ -92,6 +94,6 @@ impl Toy {
 
 /// The token with the highest score.
 pub(crate) fn greedy(scores: &[f32]) -> u32 {
-    let best = scores.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-    best.map_or(0, |(token, _)| token as u32)
+    let best = (0_u32..).zip(scores).max_by(|a, b| a.1.total_cmp(b.1));
+    best.map_or(0, |(token, _)| token)
 }

@@ -1,13 +1,15 @@
 //! New sequences: what of a prompt is there already, whether the rest fits, and claims on what it will need.
 
-use alloc::vec::Vec;
 use core::hash::BuildHasher;
 
+use smallvec::SmallVec;
+
 use super::KvCache;
-use super::blocks::Walk;
-use crate::block::{BlockAllocator, BlockRef, Identity};
+use super::blocks::{Blocks, Walk};
+use super::commit::shrink;
+use crate::block::BlockAllocator;
 use crate::error::{CreateError, SequenceError, Shortfall};
-use crate::id::{BlockId, SeqId, TokenId, ix};
+use crate::id::{BlockId, SeqId, TokenId, len32};
 use crate::prefix::index::Parent;
 use crate::prefix::{Query, Scope};
 use crate::sequence::{Claim, Sequence};
@@ -54,10 +56,11 @@ impl<S: BuildHasher> KvCache<S> {
     /// O(tokens found).
     pub fn peek(&self, scope: &Scope, tokens: &[TokenId], query: Query<'_>) -> Result<Prefix, CreateError> {
         self.check_prompt(tokens, &query)?;
-        let nodes = self.find(scope, tokens, query, |block| self.blocks.index.computing(block) == 0);
+        let mut nodes: SmallVec<[u32; 32]> = SmallVec::new();
+        self.find(scope, tokens, query, |block| self.blocks.index.computing(block) == 0, &mut nodes);
         let blocks = nodes.iter().filter_map(|&node| self.blocks.index.entry(node));
         Ok(Prefix {
-            cached_tokens: crate::id::len32(nodes.len()) * self.config.block_size,
+            cached_tokens: len32(nodes.len()) * self.config.block_size,
             idle_blocks: blocks.map(|block| u32::from(self.blocks.pool.refs(block) == 0)).sum(),
         })
     }
@@ -75,33 +78,42 @@ impl<S: BuildHasher> KvCache<S> {
     /// O(tokens found).
     pub fn create(&mut self, scope: &Scope, tokens: &[TokenId], query: Query<'_>) -> Result<Created, CreateError> {
         self.check_prompt(tokens, &query)?;
-        let nodes = self.find(scope, tokens, query, |block| self.blocks.index.computing(block) == 0);
-        let created = self.insert_sequence(scope, query)?;
-        let mut spare = self.blocks.pool.available() - self.reserved;
+        if !self.seqs.has_room(1) {
+            return Err(CreateError::TooManySequences);
+        }
+        let mut nodes = core::mem::take(&mut self.nodes);
+        self.find(scope, tokens, query, |block| self.blocks.index.computing(block) == 0, &mut nodes);
+        let mut sequence = self.new_sequence(scope, query);
+        let cached_tokens = self.adopt(&nodes, &query, &mut sequence);
+        nodes.clear();
+        self.nodes = nodes;
+        self.counters.prompt_tokens += tokens.len() as u64;
+        self.counters.hit_tokens += u64::from(cached_tokens);
+        Ok(Created { seq: self.seqs.insert(sequence), cached_tokens })
+    }
+
+    /// Gives a new sequence the blocks of these nodes, as far as nobody has reserved what they take off the blocks
+    /// available. Returns the tokens in them.
+    fn adopt(&mut self, nodes: &[u32], query: &Query<'_>, sequence: &mut Sequence) -> u32 {
         let block_size = self.config.block_size;
-        let Some(seq) = self.seqs.get_mut(created) else { return Err(CreateError::TooManySequences) };
-        let mut hits: Vec<BlockRef> = Vec::with_capacity(nodes.len());
-        for node in nodes {
-            let Some(block) = self.blocks.index.entry(node) else { break };
-            let idle = u32::from(self.blocks.pool.is_idle(block));
-            let Some(left) = spare.checked_sub(idle) else { break };
-            let identity = core::num::NonZeroU64::new(u64::from(node) + 1).map(Identity::new);
-            let Some(block) = identity.and_then(|identity| self.blocks.pool.revive(block, identity)) else { break };
-            hits.push(block);
+        let Blocks { pool, index, .. } = &mut self.blocks;
+        let mut spare = pool.available() - self.reserved;
+        for &node in nodes {
+            let Some(block) = index.entry(node) else { break };
+            let Some(left) = spare.checked_sub(u32::from(pool.is_idle(block))) else { break };
+            pool.hold(block);
+            sequence.table.push(pool.take_held(block));
             spare = left;
         }
         // Cut short by a reservation, a hit must still end where it may.
-        while !query.may_end(crate::id::len32(hits.len()) * block_size) {
-            let Some(block) = hits.pop() else { break };
-            self.blocks.release(block, 0);
+        let mut len = sequence.table.len();
+        while !query.may_end(len * block_size) {
+            len -= 1;
         }
-        let cached_tokens = crate::id::len32(hits.len()) * block_size;
-        hits.into_iter().for_each(|block| seq.table.push(block));
-        seq.planned = cached_tokens;
-        seq.committed = cached_tokens;
-        self.counters.prompt_tokens += tokens.len() as u64;
-        self.counters.hit_tokens += u64::from(cached_tokens);
-        Ok(Created { seq: created, cached_tokens })
+        shrink(&mut self.blocks, sequence, len, 0);
+        let cached_tokens = len * block_size;
+        (sequence.planned, sequence.committed) = (cached_tokens, cached_tokens);
+        cached_tokens
     }
 
     /// A sequence without a prompt: for prompt embeddings, whose rows are planned by count.
@@ -109,16 +121,17 @@ impl<S: BuildHasher> KvCache<S> {
     /// # Errors
     /// [`CreateError::TooManySequences`].
     pub fn create_blank(&mut self, scope: &Scope) -> Result<SeqId, CreateError> {
-        self.insert_sequence(scope, Query::default())
-    }
-
-    fn insert_sequence(&mut self, scope: &Scope, query: Query<'_>) -> Result<SeqId, CreateError> {
         if !self.seqs.has_room(1) {
             return Err(CreateError::TooManySequences);
         }
+        let sequence = self.new_sequence(scope, Query::default());
+        Ok(self.seqs.insert(sequence))
+    }
+
+    fn new_sequence(&mut self, scope: &Scope, query: Query<'_>) -> Sequence {
         let index = &mut self.blocks.index;
         let scope = index.scopes.acquire(scope, &index.hasher);
-        Ok(self.seqs.insert(Sequence::new(scope, query.to_owned())))
+        self.seqs.fresh(scope, query.to_owned())
     }
 
     /// Whether a prompt and `extra` tokens behind it (a first block of the answer, say) would find room: whether
@@ -147,7 +160,8 @@ impl<S: BuildHasher> KvCache<S> {
         if blocks > self.capacity() {
             return Ok(Fit::Never);
         }
-        let nodes = self.find(scope, tokens, query, |_| true);
+        let mut nodes: SmallVec<[u32; 32]> = SmallVec::new();
+        self.find(scope, tokens, query, |_| true, &mut nodes);
         let found = nodes.iter().filter_map(|&node| self.blocks.index.entry(node));
         let held: u32 = found.map(|block| u32::from(!self.blocks.pool.is_idle(block))).sum();
         match self.room(u64::from(blocks - held), 0, 0) {
@@ -196,22 +210,21 @@ impl<S: BuildHasher> KvCache<S> {
         query.check()
     }
 
-    /// The nodes of a prompt's leading blocks whose entries `visible` accepts.
+    /// Appends the nodes of a prompt's leading blocks whose entries `visible` accepts.
     fn find(
         &self,
         scope: &Scope,
         tokens: &[TokenId],
         query: Query<'_>,
         visible: impl Fn(BlockId) -> bool,
-    ) -> smallvec::SmallVec<[u32; 32]> {
-        let mut nodes = smallvec::SmallVec::new();
+        nodes: &mut impl Extend<u32>,
+    ) {
         let index = &self.blocks.index;
         if let Some(scope) = index.scopes.find(scope, &index.hasher) {
-            let limit = crate::id::len32(tokens.len()).saturating_sub(1);
+            // At least one token is left to compute.
+            let limit = len32(tokens.len()).saturating_sub(1);
             let walk = Walk { parent: Parent::Scope(scope), tokens, start: 0, limit, query };
-            self.blocks.walk(&walk, &mut nodes, |node| index.entry(node).is_some_and(&visible));
+            self.blocks.walk(&walk, nodes, |node| index.entry(node).is_some_and(&visible));
         }
-        debug_assert!(nodes.len() * ix(self.config.block_size) < tokens.len());
-        nodes
     }
 }

@@ -62,9 +62,11 @@ impl<S: BuildHasher> KvCache<S> {
         let Self { blocks, seqs, config, .. } = self;
         let block_size = config.block_size;
         let parent = seqs.get(seq)?;
+        let (scope, query) = (parent.scope, parent.query.clone());
+        let mut child = seqs.fresh(scope, query);
+        let parent = seqs.get(seq)?;
         let committed = parent.committed;
-        blocks.index.scopes.share(parent.scope);
-        let mut child = Sequence::new(parent.scope, parent.query.clone());
+        blocks.index.scopes.share(scope);
         for index in 0..committed.div_ceil(block_size) {
             // An open copy-on-write has put a copy into the table whose content is not committed.
             let displaced = parent.displaced.as_ref().filter(|displaced| displaced.0 == index);
@@ -222,6 +224,7 @@ impl<S: BuildHasher> KvCache<S> {
         }
         let index = &mut self.blocks.index;
         index.scopes.release(sequence.scope, &index.hasher);
+        self.seqs.recycle(sequence);
         true
     }
 

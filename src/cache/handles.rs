@@ -1,8 +1,10 @@
 //! Handles: sequences in a slab, each index with a generation.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use crate::id::{SeqId, ix, len32};
+use crate::prefix::OwnedQuery;
 use crate::sequence::Sequence;
 
 /// All living sequences.
@@ -11,6 +13,8 @@ pub(super) struct Sequences {
     entries: Vec<Entry>,
     /// Indices without a sequence, the last one to be used next.
     vacant: Vec<u32>,
+    /// Buffers of sequences that have ended.
+    spare: Vec<Sequence>,
     len: u32,
 }
 
@@ -29,6 +33,18 @@ impl Sequences {
     pub(super) fn has_room(&self, extra: usize) -> bool {
         let fresh = extra.saturating_sub(self.vacant.len());
         self.entries.len().checked_add(fresh).is_some_and(|len| len < ix(u32::MAX))
+    }
+
+    /// An empty sequence, in the buffers of one that has ended if there is any.
+    pub(super) fn fresh(&mut self, scope: u32, query: Option<Box<OwnedQuery>>) -> Sequence {
+        let spare = self.spare.pop().map_or_else(Default::default, |spare| (spare.table, spare.tail));
+        Sequence::new(scope, query, spare)
+    }
+
+    /// Keeps the buffers of a sequence that has given its blocks back.
+    pub(super) fn recycle(&mut self, sequence: Sequence) {
+        debug_assert!(sequence.table.is_empty() && sequence.displaced.is_none());
+        self.spare.push(sequence);
     }
 
     pub(super) fn insert(&mut self, sequence: Sequence) -> SeqId {

@@ -1,0 +1,66 @@
+//! The steady state allocates nothing: counted, not timed.
+
+use paged_kv::cache::{Release, Row};
+use paged_kv::step::Padding;
+use paged_kv::{CacheConfig, KvCache, Query, Scope, SeqId, Step};
+
+const BLOCK_SIZE: u32 = 4;
+const BATCH: usize = 8;
+
+struct Engine {
+    cache: KvCache,
+    step: Step,
+    prompts: Vec<Vec<u32>>,
+}
+
+impl Engine {
+    /// A whole life: prompts are admitted, 100 tokens each decoded with a fork on the way, everything written out for
+    /// kernels, then freed.
+    fn serve(&mut self, round: u32) {
+        let Self { cache, step, prompts } = self;
+        let mut seqs = [SeqId::from_u64(u64::MAX); BATCH];
+        for (seq, prompt) in seqs.iter_mut().zip(prompts.iter()) {
+            let created = cache.create(&Scope::default(), prompt, Query::default()).expect("room");
+            let rest = &prompt[created.cached_tokens as usize..];
+            let id = cache.plan(&[Row::ids(created.seq, rest)], step).expect("room");
+            cache.commit_all(id).expect("open");
+            *seq = created.seq;
+        }
+        let fork = cache.fork(seqs[0]).expect("alive");
+        for at in 0..100 {
+            // Other tokens in every round, so that blocks are evicted and named anew.
+            let token = [round * 1_000 + at];
+            let mut rows = [Row::ids(fork, &token); BATCH];
+            for (row, &seq) in rows.iter_mut().zip(&seqs).skip(1) {
+                *row = Row::ids(seq, &token);
+            }
+            let id = cache.plan(&rows, step).expect("room");
+            let (mut slots, mut lens, mut tables) = ([0_i64; BATCH], [0_i32; BATCH], [0_i32; BATCH * 64]);
+            step.write_slot_mapping(0..BATCH, Padding::AliasFirst, &mut slots).expect("fits");
+            step.write_seq_lens(0..BATCH, Padding::AliasFirst, &mut lens).expect("fits");
+            step.write_block_tables(0..BATCH, 64, Padding::AliasFirst, &mut tables).expect("fits");
+            cache.commit_all(id).expect("open");
+        }
+        for seq in seqs.into_iter().chain([fork]) {
+            cache.free(seq, Release::Cache).expect("alive");
+        }
+    }
+}
+
+#[test]
+fn serving_allocates_nothing_once_buffers_have_grown() {
+    let prompts = (0_u32..).take(BATCH).map(|i| (0..150).map(|at| i * 10_000 + at).collect()).collect();
+    let cache = KvCache::new(CacheConfig::new(600, BLOCK_SIZE)).expect("valid");
+    let mut engine = Engine { cache, step: Step::new(), prompts };
+    for round in 0..4 {
+        engine.serve(round);
+    }
+    let evictions = engine.cache.stats().evictions;
+    let info = allocation_counter::measure(|| {
+        for round in 4..8 {
+            engine.serve(round);
+        }
+    });
+    assert!(engine.cache.stats().evictions > evictions, "the pool was full all along");
+    assert_eq!(info.count_total, 0, "{info:?}");
+}
