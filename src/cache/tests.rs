@@ -140,3 +140,28 @@ fn errors_name_what_is_wrong() {
     cache.free(seq, Release::Cache).unwrap();
     assert_eq!(cache.free(seq, Release::Cache), Err(SequenceError::Unknown { seq }));
 }
+
+#[test]
+fn the_table_of_the_papers_figure_is_built_block_by_block() {
+    // Kwon et al., figure 6: blocks of 4; a prompt of 7 tokens lies in the physical blocks 7 and 1, the first new
+    // token fills block 1, and the next one opens block 3. The pool is brought into that state by holding all eight
+    // blocks, one sequence each, and giving back 3, then 1, then 7: what has no name is reused last in, first out.
+    let mut cache = cache(8, 4);
+    let alone = Query::default().with_private(true);
+    let holders: Vec<_> = (0..8)
+        .map(|token| {
+            let seq = cache.create(&Scope::default(), &[token], alone).unwrap().seq;
+            run(&mut cache, seq, &[token]);
+            seq
+        })
+        .collect();
+    for block in [3, 1, 7] {
+        cache.free(holders[block], Release::Cache).unwrap();
+    }
+    let seq = sequence_of(&mut cache, &tokens(0..7));
+    let step = run(&mut cache, seq, &[7]);
+    assert_eq!(step.tables().slots(), [crate::Slot::new(4 + 3)], "the last slot of block 1");
+    let step = run(&mut cache, seq, &[8]);
+    assert_eq!(step.tables().slots(), [crate::Slot::new(3 * 4)], "the first slot of block 3");
+    assert!(cache.sequence(seq).unwrap().table().ids().map(BlockId::get).eq([7, 1, 3]));
+}
