@@ -28,6 +28,8 @@ struct Record {
     refs: u32,
     /// Of these, references that only wait for a commit to let go or an abort to take back.
     displaced: u32,
+    /// Leading slots that an abort may make those references rely on again.
+    displaced_len: u32,
     place: Place,
     identity: Option<Identity>,
     /// The newest step that named this block when a reference was released.
@@ -84,7 +86,7 @@ impl BlockPool {
         let no_memory = ConfigError::OutOfMemory { num_blocks };
         let mut records = Vec::new();
         records.try_reserve_exact(ix(num_blocks)).map_err(|_| no_memory)?;
-        let record = Record { refs: 0, displaced: 0, place: Place::Out, identity: None, fence: 0 };
+        let record = Record { refs: 0, displaced: 0, displaced_len: 0, place: Place::Out, identity: None, fence: 0 };
         records.resize(ix(num_blocks), record);
         let mut pool = Self {
             records,
@@ -151,15 +153,37 @@ impl BlockPool {
         self.cached
     }
 
-    /// Whether this reference is the only one but for those that wait for a commit: then the block may be written.
-    pub(crate) fn is_sole_holder(&self, block: BlockId) -> bool {
-        self.records.get(block.index()).is_some_and(|record| record.refs - record.displaced == 1)
+    /// Whether a holder may write the block from `offset` on: no other holds it, but for those that wait for a commit,
+    /// and these rely on nothing from there on.
+    pub(crate) fn may_write(&self, block: BlockId, offset: u32) -> bool {
+        let may = |record: &Record| record.refs - record.displaced == 1 && record.displaced_len <= offset;
+        self.records.get(block.index()).is_some_and(may)
     }
 
-    /// Marks one of a block's references as displaced by a copy-on-write, or as back.
-    pub(crate) fn set_displaced(&mut self, block: BlockId, displaced: bool) {
+    /// Marks one of a block's references as displaced by a copy-on-write, of a holder that may come back to `len` of
+    /// its slots. Returns what [`undo_displace`](Self::undo_displace) wants.
+    pub(crate) fn displace(&mut self, block: BlockId, len: u32) -> u32 {
         let record = &mut self.records[block.index()];
-        if displaced { record.displaced += 1 } else { record.displaced -= 1 }
+        record.displaced += 1;
+        let before = record.displaced_len;
+        record.displaced_len = before.max(len);
+        before
+    }
+
+    /// Undoes [`displace`](Self::displace), newest first.
+    pub(crate) fn undo_displace(&mut self, block: BlockId, before: u32) {
+        let record = &mut self.records[block.index()];
+        record.displaced -= 1;
+        record.displaced_len = before;
+    }
+
+    /// A displaced reference is back, or about to be released. With several, the longest length stays until all are.
+    pub(crate) fn end_displaced(&mut self, block: BlockId) {
+        let record = &mut self.records[block.index()];
+        record.displaced -= 1;
+        if record.displaced == 0 {
+            record.displaced_len = 0;
+        }
     }
 
     /// Whether the block is on the queue, i.e. counted by [`available`](BlockAllocator::available).
@@ -305,7 +329,7 @@ impl BlockPool {
     pub(crate) fn snapshot(&self, out: &mut Vec<u64>) {
         for record in &self.records {
             out.extend([u64::from(record.refs), u64::from(record.displaced), record.place as u64, record.fence]);
-            out.push(u64::from(record.identity.is_some()));
+            out.extend([u64::from(record.displaced_len), u64::from(record.identity.is_some())]);
         }
         out.extend(self.idle.iter(&self.links).map(u64::from));
         out.push(u64::MAX);

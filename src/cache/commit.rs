@@ -25,6 +25,7 @@ pub enum Outcome<'a> {
 }
 
 /// An open step.
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug, Default)]
 pub(super) struct OpenStep {
     id: u64,
@@ -45,6 +46,8 @@ pub(super) struct OpenRow {
     pub(super) cow: bool,
     pub(super) table_len: u32,
     pub(super) lookahead: u32,
+    /// Leading table entries that were as in the step before that named the sequence.
+    pub(super) unchanged: u32,
 }
 
 impl OpenStep {
@@ -167,7 +170,7 @@ impl<S: BuildHasher> KvCache<S> {
         let fence = if config.withhold { seq.last_step } else { 0 };
         if row.cow {
             if let Some((_, block)) = seq.displaced.take() {
-                blocks.pool.set_displaced(block.id(), false);
+                blocks.pool.end_displaced(block.id());
                 blocks.release(block, fence);
             }
         }
@@ -232,7 +235,7 @@ impl<S: BuildHasher> KvCache<S> {
         let freed = shrink(blocks, seq, len, fence);
         if row.cow {
             if let Some((index, block)) = seq.displaced.take() {
-                blocks.pool.set_displaced(block.id(), false);
+                blocks.pool.end_displaced(block.id());
                 if let Ok(copy) = seq.table.replace(index, block) {
                     blocks.release(copy, fence);
                 }
@@ -242,7 +245,8 @@ impl<S: BuildHasher> KvCache<S> {
         seq.planned = row.start;
         seq.lookahead = row.lookahead;
         seq.unknown_rows -= u32::from(row.by_count);
-        seq.table.touch(row.start / block_size);
+        // A storage may have seen this step's edits, or not: the next step's must do for both.
+        seq.table.touch(row.unchanged.min(row.start / block_size));
         seq.regain_claim(freed, reserved);
     }
 

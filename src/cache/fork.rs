@@ -209,7 +209,7 @@ impl<S: BuildHasher> KvCache<S> {
         let fence = self.fence(sequence.last_step);
         self.reserved -= sequence.claim.blocks;
         if let Some((_, block)) = sequence.displaced.take() {
-            self.blocks.pool.set_displaced(block.id(), false);
+            self.blocks.pool.end_displaced(block.id());
             self.blocks.release(block, fence);
         }
         match release {

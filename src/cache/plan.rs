@@ -65,6 +65,7 @@ impl<'a> Row<'a> {
 }
 
 /// The first half of a plan. Buffers are kept from plan to plan.
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     rows: Vec<DraftRow>,
@@ -94,8 +95,8 @@ struct DraftRow {
     hits: u32,
     claims: u32,
     hidden: bool,
-    /// The tail to be replaced by a copy, as an index of the table.
-    cow: Option<u32>,
+    /// The tail to be replaced by a copy, as an index of the table, and what undoes its mark.
+    cow: Option<(u32, u32)>,
     table_target: u32,
     claim: Claim,
 }
@@ -270,8 +271,8 @@ impl<S: BuildHasher> KvCache<S> {
                 self.blocks.index.unhide(hidden);
             }
             let Some(seq) = self.seqs.get_mut(row.seq) else { continue };
-            if let Some(tail) = row.cow.and_then(|index| seq.table.get(index)) {
-                self.blocks.pool.set_displaced(tail.id(), false);
+            if let Some((tail, before)) = row.cow.and_then(|(index, before)| Some((seq.table.get(index)?, before))) {
+                self.blocks.pool.undo_displace(tail.id(), before);
             }
             seq.tail.truncate(ix(row.start - seq.tail_start(self.config.block_size)));
             for (_, block) in hits.by_ref().take(ix(row.hits)) {
@@ -320,7 +321,7 @@ impl<S: BuildHasher> KvCache<S> {
         let Self { blocks, seqs, config, reserved, counters, .. } = self;
         let Some(seq) = seqs.get_mut(row.seq) else { return };
         let block_size = config.block_size;
-        open.rows.push(OpenRow {
+        let mut before = OpenRow {
             seq: row.seq,
             start: drafted.start,
             count: drafted.count,
@@ -329,13 +330,14 @@ impl<S: BuildHasher> KvCache<S> {
             cow: drafted.cow.is_some(),
             table_len: seq.table.len(),
             lookahead: seq.lookahead,
-        });
+            unchanged: 0,
+        };
         for (node, block) in hits {
             let Some(block) = block.or_else(|| promised(blocks, node)) else { continue };
             seq.table.push(blocks.pool.take_held(block));
         }
         let group = &mut step.groups[0];
-        if let Some(index) = drafted.cow {
+        if let Some((index, _)) = drafted.cow {
             if let Some(dst) = allocate(blocks) {
                 let dst_id = dst.id();
                 if let Ok(src) = seq.table.replace(index, dst) {
@@ -372,9 +374,10 @@ impl<S: BuildHasher> KvCache<S> {
         seq.claim = drafted.claim;
         counters.hit_tokens += u64::from(skip);
         let (start, len) = (drafted.start + skip, drafted.count - skip);
-        let unchanged = seq.table.take_unchanged();
-        group.push_row(seq.table.ids(), start, len, unchanged);
+        before.unchanged = seq.table.take_unchanged();
+        group.push_row(seq.table.ids(), start, len, before.unchanged);
         step.push(row.seq, skip, start, len);
+        open.rows.push(before);
     }
 }
 
@@ -440,10 +443,10 @@ fn draft_tail<S: BuildHasher>(
     drafted: &mut DraftRow,
 ) {
     let Some(tail) = seq.table.get(index).map(BlockRef::id) else { return };
-    if !blocks.pool.is_sole_holder(tail) {
+    let offset = drafted.start % blocks.block_size;
+    if !blocks.pool.may_write(tail, offset) {
         // From now on a later row that shares this tail may be its last holder.
-        blocks.pool.set_displaced(tail, true);
-        drafted.cow = Some(index);
+        drafted.cow = Some((index, blocks.pool.displace(tail, offset)));
     } else if let Some(node) = blocks.node_of(tail) {
         // It was full once, and what was found under its name is about to be overwritten.
         draft.hidden.push(blocks.index.hide(node, tail));

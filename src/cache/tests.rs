@@ -1,5 +1,7 @@
 //! The laws of the cache, one test each; the simulation covers their combinations.
 
+mod aborts;
+
 use alloc::vec::Vec;
 
 use super::*;
