@@ -26,6 +26,7 @@ use crate::id::BlockId;
 pub use pool::BlockPool;
 
 /// One unit of a block's reference count. Move-only: to have two, [`share`](BlockAllocator::share).
+#[cfg_attr(test, derive(Clone))] // A simulation copies whole caches; nobody else can.
 #[must_use = "a reference that is dropped keeps its block out of the pool for ever"]
 #[derive(PartialEq, Eq, Debug)]
 pub struct BlockRef(BlockId);

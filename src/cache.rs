@@ -21,6 +21,8 @@ mod plan;
 mod view;
 
 #[cfg(test)]
+mod simulation;
+#[cfg(test)]
 mod tests;
 
 use alloc::collections::VecDeque;
@@ -129,6 +131,7 @@ struct Counters {
 /// life of a step and [the crate](crate) for the decode loop.
 ///
 /// The hasher `S` picks candidates in the prefix index and decides nothing.
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 pub struct KvCache<S = FixedState> {
     config: CacheConfig,

@@ -32,6 +32,11 @@ pub(crate) fn with<R>(bug: Bug, f: impl FnOnce() -> R) -> R {
     f()
 }
 
+/// Whether any bug is planted.
+pub(crate) fn any() -> bool {
+    PLANTED.with(|planted| planted.get().is_some())
+}
+
 /// Whether this bug is planted.
 pub(crate) fn is(bug: Bug) -> bool {
     PLANTED.with(|planted| planted.get() == Some(bug))

@@ -16,6 +16,7 @@ use crate::prefix::{OwnedQuery, Query};
 use crate::table::BlockTable;
 
 /// What the cache knows of one sequence. Read it through [`KvCache::sequence`](crate::KvCache::sequence).
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 pub struct Sequence {
     pub(crate) table: BlockTable,

@@ -8,6 +8,7 @@ use crate::block::{BlockAllocator, BlockRef};
 use crate::id::{BlockId, Slot, ix, len32};
 
 /// The blocks of one sequence, first position first.
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug, Default)]
 pub struct BlockTable {
     blocks: Vec<BlockRef>,

@@ -8,6 +8,7 @@ use crate::prefix::OwnedQuery;
 use crate::sequence::Sequence;
 
 /// All living sequences.
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug, Default)]
 pub(super) struct Sequences {
     entries: Vec<Entry>,
@@ -18,6 +19,7 @@ pub(super) struct Sequences {
     len: u32,
 }
 
+#[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 struct Entry {
     generation: u32,

@@ -353,13 +353,24 @@ impl<S: BuildHasher> PrefixIndex<S> {
         Ok(scopes)
     }
 
-    /// Everything that a caller could tell apart, as numbers.
+    /// What a node stands for: its parent, its tokens and its extras.
+    #[cfg(test)]
+    pub(crate) fn content(&self, node: u32) -> (Parent, &[TokenId], &[Extra]) {
+        let found = &self.nodes[ix(node)];
+        (found.parent, self.tokens(node), found.extras.as_deref().unwrap_or(&[]))
+    }
+
+    /// Everything that a caller could tell apart, as numbers; not the hashes, on which nothing depends.
     #[cfg(test)]
     pub(crate) fn snapshot(&self, out: &mut Vec<u64>) {
         let mut vacant = alloc::vec![false; self.nodes.len()];
         self.vacant.iter().for_each(|&id| vacant[ix(id)] = true);
         for (node, id) in self.nodes.iter().zip(0_u32..).filter(|(_, id)| !vacant[ix(*id)]) {
-            out.extend([u64::from(id), u64::from(node.block), u64::from(node.children), node.hash]);
+            let (kind, parent) = match node.parent {
+                Parent::Scope(scope) => (0, scope),
+                Parent::Node(node) => (1, node),
+            };
+            out.extend([u64::from(id), u64::from(node.block), u64::from(node.children), kind, u64::from(parent)]);
             out.extend(self.tokens(id).iter().map(|&token| u64::from(token)));
             out.extend(node.twins.iter(&self.twin_links).map(u64::from));
         }

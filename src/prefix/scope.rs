@@ -107,6 +107,11 @@ impl Scopes {
         self.entries.get(ix(id)).map_or(0, |entry| entry.uses)
     }
 
+    #[cfg(test)]
+    pub(crate) fn get(&self, id: u32) -> &Scope {
+        &self.entries[ix(id)].scope
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }

@@ -1,0 +1,598 @@
+//! The calls: what each should answer, from the model alone, and what it should do to the model.
+
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+use core::hash::BuildHasher;
+
+use super::model::{Kind, ModelSeq, QuerySpec, RowSpec};
+use super::world::{Part, World};
+use crate::cache::{Fit, Outcome, Release, Row, RowTokens, ViewRow};
+use crate::error::{CreateError, PlanError, SelectError, SequenceError, StepError, ViewError};
+use crate::id::{GroupId, SeqId, StepId, TokenId, ix};
+use crate::prefix::Scope;
+use crate::step::Step;
+
+/// A call, as data.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    Create {
+        scope: Rc<Scope>,
+        prompt: Rc<[TokenId]>,
+        query: Rc<QuerySpec>,
+    },
+    CreateBlank {
+        scope: Rc<Scope>,
+    },
+    /// `fits_prompt`, `create`, and a `plan` of the prompt and `extra` tokens behind it, which must agree.
+    Admit {
+        scope: Rc<Scope>,
+        prompt: Rc<[TokenId]>,
+        query: Rc<QuerySpec>,
+        extra: Vec<TokenId>,
+    },
+    Plan {
+        rows: Vec<RowSpec>,
+    },
+    /// A row by count whose numbers are out of all bounds.
+    PlanHuge {
+        seq: SeqId,
+        count: u32,
+        lookahead: u32,
+    },
+    Run {
+        steps: usize,
+    },
+    Commit {
+        step: StepId,
+        outcomes: Vec<OutcomeSpec>,
+    },
+    CommitAll {
+        step: StepId,
+    },
+    /// Before it, so many of the steps to be aborted run, and then a part of the next.
+    Abort {
+        step: StepId,
+        ran: Option<(usize, Part)>,
+    },
+    AbortAll,
+    Fork {
+        seq: SeqId,
+        children: usize,
+    },
+    Select {
+        beams: Vec<SeqId>,
+        parents: Vec<usize>,
+    },
+    Truncate {
+        seq: SeqId,
+        len: u32,
+    },
+    Free {
+        seq: SeqId,
+        release: Release,
+    },
+    Reserve {
+        seq: SeqId,
+        tokens: u32,
+    },
+    View {
+        rows: Vec<(SeqId, u32, u32)>,
+    },
+    Retire {
+        step: StepId,
+    },
+}
+
+/// An [`Outcome`] as data.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum OutcomeSpec {
+    All,
+    Accept(u32),
+    Ids(Vec<TokenId>),
+}
+
+impl OutcomeSpec {
+    fn outcome(&self) -> Outcome<'_> {
+        match self {
+            Self::All => Outcome::All,
+            Self::Accept(accepted) => Outcome::Accept(*accepted),
+            Self::Ids(ids) => Outcome::Ids(ids),
+        }
+    }
+}
+
+impl RowSpec {
+    fn row(&self) -> Row<'_> {
+        let tokens = match self.kind {
+            Kind::Ids => RowTokens::Ids(&self.tokens),
+            Kind::Later | Kind::Embeddings => RowTokens::Count(u32::try_from(self.tokens.len()).unwrap()),
+        };
+        Row { seq: self.seq, tokens, drafts: self.drafts, lookahead: self.lookahead }
+    }
+}
+
+/// The same call on the cache and on its replica, which must answer the same.
+macro_rules! both {
+    ($world:ident, |$cache:ident| $call:expr) => {{
+        let result = {
+            let $cache = &mut $world.cache;
+            $call
+        };
+        if let Some($cache) = $world.replica.as_deref_mut() {
+            assert_eq!(result, $call, "a replica answers differently");
+        }
+        result
+    }};
+}
+
+impl<S: BuildHasher> World<S> {
+    pub(super) fn call(&mut self, op: &Op) -> bool {
+        match op {
+            Op::Create { scope, prompt, query } => self.create(scope, prompt, query).is_some(),
+            Op::CreateBlank { scope } => {
+                let seq = both!(self, |cache| cache.create_blank(scope)).unwrap();
+                self.seqs.push(ModelSeq::new(seq, Rc::clone(scope), Rc::default(), Rc::from([])));
+                true
+            }
+            Op::Admit { scope, prompt, query, extra } => self.admit(scope, prompt, query, extra),
+            Op::Plan { rows } => self.plan(rows),
+            Op::PlanHuge { seq, count, lookahead } => self.plan_huge(*seq, *count, *lookahead),
+            Op::Run { steps } => {
+                self.run((*steps).min(self.open.len()) - 1);
+                true
+            }
+            Op::Commit { step, outcomes } => self.commit(*step, Some(outcomes)),
+            Op::CommitAll { step } => self.commit(*step, None),
+            Op::Abort { step, ran } => self.abort(*step, *ran),
+            Op::AbortAll => {
+                both!(self, |cache| cache.abort_all());
+                self.unplan(0);
+                true
+            }
+            Op::Fork { seq, children } => self.fork(*seq, *children),
+            Op::Select { beams, parents } => self.select(beams, parents),
+            Op::Truncate { seq, len } => self.truncate(*seq, *len),
+            Op::Free { seq, release } => {
+                let known = self.seq(*seq).is_some();
+                let expected = if known { Ok(()) } else { Err(SequenceError::Unknown { seq: *seq }) };
+                assert_eq!(both!(self, |cache| cache.free(*seq, *release)), expected);
+                self.seqs.retain(|other| other.id != *seq);
+                known
+            }
+            Op::Reserve { seq, tokens } => self.reserve(*seq, *tokens),
+            Op::View { rows } => self.view(rows),
+            Op::Retire { step } => self.retire(*step),
+        }
+    }
+
+    fn create(&mut self, scope: &Rc<Scope>, prompt: &Rc<[TokenId]>, query: &Rc<QuerySpec>) -> Option<SeqId> {
+        let blocks = u32::try_from(prompt.len()).unwrap().div_ceil(self.block_size());
+        let capacity = self.cache.capacity();
+        let peek = self.cache.peek(scope, prompt, query.query());
+        let stats = self.cache.stats();
+        let expected = if peek.is_ok() { self.expected_hit(scope, prompt, query) } else { 0 };
+        let result = both!(self, |cache| cache.create(scope, prompt, query.query()));
+        assert_eq!(peek.err(), result.err(), "peek and create disagree");
+        let created = match result {
+            Ok(created) => created,
+            Err(CreateError::EmptyPrompt) => return assert_no(prompt.is_empty()),
+            Err(CreateError::NeverFits { blocks: wanted, capacity: had, .. }) => {
+                return assert_no((wanted, had) == (blocks, capacity) && blocks > capacity);
+            }
+            Err(CreateError::BadRange { .. }) => return assert_no(!query.is_valid()),
+            Err(error) => panic!("create: {error}"),
+        };
+        assert!(!prompt.is_empty() && blocks <= capacity && query.is_valid(), "create took a bad prompt");
+        let (found, cached) = (peek.unwrap(), created.cached_tokens);
+        assert_eq!(found.cached_tokens, expected);
+        // Without claims, and with enough room beside them, a hit is as long as there is content for.
+        if found.idle_blocks <= stats.available - stats.reserved {
+            assert_eq!(cached, found.cached_tokens);
+        }
+        assert!(cached <= found.cached_tokens);
+        assert!(cached == 0 || query.may_end(cached), "a hit ends where it must not");
+        assert!(cached < u32::try_from(prompt.len()).unwrap() && cached % self.block_size() == 0);
+        self.seen.prefix_hits += u64::from(cached > 0);
+        let mut seq = ModelSeq::new(created.seq, Rc::clone(scope), Rc::clone(query), Rc::clone(prompt));
+        prompt.iter().take(ix(cached)).for_each(|&token| seq.push(token));
+        seq.committed = cached;
+        self.seqs.push(seq);
+        Some(created.seq)
+    }
+
+    fn admit(&mut self, scope: &Rc<Scope>, prompt: &Rc<[TokenId]>, query: &Rc<QuerySpec>, extra: &[TokenId]) -> bool {
+        let more = u32::try_from(extra.len()).unwrap();
+        let fit = self.cache.fits_prompt(scope, prompt, query.query(), more);
+        let Some(seq) = self.create(scope, prompt, query) else {
+            assert!(matches!(fit, Err(_) | Ok(Fit::Never)), "fits_prompt: {fit:?}, and create fails");
+            return false;
+        };
+        let tokens: Vec<_> = prompt.iter().chain(extra).copied().skip(self.seqs.last().unwrap().stamps.len()).collect();
+        let fits = self.plan(&[RowSpec { seq, tokens, kind: Kind::Ids, drafts: 0, lookahead: 0 }]);
+        match fit {
+            Ok(Fit::Now) => assert!(fits, "fits_prompt promised room and the plan found none"),
+            // Tokens behind the prompt may be found too, which the prompt alone does not tell.
+            Ok(Fit::Later(_) | Fit::Never) if extra.is_empty() => assert!(!fits, "fits_prompt: {fit:?}, and it fits"),
+            Ok(_) => {}
+            Err(error) => panic!("fits_prompt: {error}"),
+        }
+        true
+    }
+
+    fn plan_huge(&mut self, seq: SeqId, count: u32, lookahead: u32) -> bool {
+        let row = Row::count(seq, count).with_lookahead(lookahead);
+        let mut step = Step::new();
+        let result = both!(self, |cache| cache.plan(&[row], &mut step));
+        let Some(model) = self.seq(seq) else {
+            assert_eq!(result, Err(PlanError::UnknownSequence { row: 0, seq }));
+            return false;
+        };
+        let end = u64::from(model.planned()) + u64::from(count) + u64::from(lookahead);
+        let (blocks, capacity) = (end.div_ceil(u64::from(self.block_size())), self.cache.capacity());
+        assert!(blocks > u64::from(capacity), "not out of all bounds");
+        let expected = if end > u64::from(u32::MAX) {
+            PlanError::TooLong { row: 0 }
+        } else {
+            let blocks = u32::try_from(blocks).unwrap();
+            PlanError::NeverFits { row: 0, blocks, capacity, group: GroupId::new(0) }
+        };
+        assert_eq!((result, step), (Err(expected), Step::new()));
+        false
+    }
+
+    fn plan(&mut self, specs: &[RowSpec]) -> bool {
+        let expected = self.predict_plan(specs);
+        let tables: Vec<_> = specs.iter().map(|spec| self.table(spec.seq)).collect();
+        let most = expected.is_ok().then(|| self.most_needed(specs, &tables));
+        let rows: Vec<_> = specs.iter().map(RowSpec::row).collect();
+        let (stats, before) = (self.cache.stats(), self.step.clone());
+        let fits = self.cache.fits(&rows);
+        let refs: Vec<_> = self.blocks().map(|block| self.cache.refs(block)).collect();
+        let result = self.cache.plan(&rows, &mut self.step);
+        if let Some(replica) = self.replica.as_deref_mut() {
+            assert_eq!(result, replica.plan(&rows, &mut self.replica_step), "a replica answers differently");
+        }
+        match (fits, result) {
+            (Ok(Fit::Now), Ok(_)) | (Ok(Fit::Never), Err(PlanError::NeverFits { .. })) => {}
+            (Ok(Fit::Later(one)), Err(PlanError::Shortfall { shortfall })) if one == shortfall => {}
+            (Err(one), Err(other)) if one == other => {}
+            _ => panic!("fits says {fits:?} and plan {result:?}"),
+        }
+        match result {
+            Ok(id) => {
+                assert_eq!(expected, Ok(()), "plan took bad input");
+                self.planned(id, specs, tables, &refs);
+                return true;
+            }
+            Err(PlanError::Shortfall { shortfall }) => {
+                assert_eq!(expected, Ok(()));
+                let (needed, total) = most.unwrap();
+                assert!(total > u64::from(stats.available), "there was room: {shortfall}, at most {needed} needed");
+                assert!(shortfall.needed > shortfall.free && shortfall.needed <= needed);
+                assert_eq!(shortfall.pending, stats.pending);
+                self.seen.failed_plans += 1;
+            }
+            Err(error) => assert_eq!(expected, Err(error)),
+        }
+        assert_eq!(self.step, before, "a plan that failed changed the step");
+        false
+    }
+
+    fn predict_plan(&self, specs: &[RowSpec]) -> Result<(), PlanError> {
+        for (row, spec) in specs.iter().enumerate() {
+            let (seq, tokens) = (spec.seq, u32::try_from(spec.tokens.len()).unwrap());
+            let model = self.seq(seq).ok_or(PlanError::UnknownSequence { row, seq })?;
+            if specs[..row].iter().any(|before| before.seq == seq) {
+                return Err(PlanError::RepeatedSequence { row, seq });
+            }
+            if tokens == 0 {
+                return Err(PlanError::EmptyRow { row });
+            }
+            if spec.drafts >= tokens {
+                return Err(PlanError::TooManyDrafts { row, drafts: spec.drafts, tokens });
+            }
+            let blocks = (model.planned() + tokens + spec.lookahead).div_ceil(self.block_size());
+            let capacity = self.cache.capacity();
+            if blocks > capacity {
+                return Err(PlanError::NeverFits { row, blocks, capacity, group: GroupId::new(0) });
+            }
+        }
+        Ok(())
+    }
+
+    /// The most blocks that a plan may need, if it finds nothing, and the most that then have to be available: a claim
+    /// pays for what its sequence needs, and a copy of a shared tail is not covered by it.
+    fn most_needed(&self, specs: &[RowSpec], tables: &[Vec<crate::BlockId>]) -> (u32, u64) {
+        let (mut needed, mut total) = (0, u64::from(self.cache.stats().reserved));
+        for (spec, table) in specs.iter().zip(tables) {
+            let model = self.seq(spec.seq).unwrap();
+            let end = model.planned() + u32::try_from(spec.tokens.len()).unwrap() + spec.lookahead;
+            let grown = end.div_ceil(self.block_size()).saturating_sub(u32::try_from(table.len()).unwrap());
+            let partial = model.planned() % self.block_size() != 0;
+            let tail = table.get(ix(model.planned() / self.block_size())).filter(|_| partial);
+            // In a plan of several rows one may adopt the tail of another.
+            let alone = specs.len() == 1 && tail.is_some_and(|&tail| self.cache.refs(tail) == 1);
+            let copied = u32::from(tail.is_some() && !alone);
+            needed += grown + copied;
+            let claim = self.cache.sequence(spec.seq).unwrap().reserved_blocks();
+            total += u64::from(grown.saturating_sub(claim) + copied);
+        }
+        (needed, total)
+    }
+
+    fn commit(&mut self, step: StepId, outcomes: Option<&[OutcomeSpec]>) -> bool {
+        let expected = self.predict_commit(step, outcomes);
+        if expected.is_ok() {
+            self.run(0);
+        }
+        let given: Option<Vec<_>> = outcomes.map(|outcomes| outcomes.iter().map(OutcomeSpec::outcome).collect());
+        let result = both!(self, |cache| match &given {
+            Some(outcomes) => cache.commit(step, outcomes),
+            None => cache.commit_all(step),
+        });
+        assert_eq!(result.map_err(Some), expected.as_ref().map(|_| ()).map_err(|&error| Some(error)));
+        let Ok(accepted) = expected else { return false };
+        let open = self.open.pop_front().unwrap();
+        for (row, accepted) in open.rows.iter().zip(accepted) {
+            let Some(seq) = self.seq_mut(row.spec.seq) else { continue };
+            let end = row.start + accepted;
+            seq.open_rows -= 1;
+            seq.committed = end;
+            if accepted < row.count() {
+                seq.stamps.truncate(ix(end));
+            }
+        }
+        true
+    }
+
+    /// How many tokens each row accepts, or why the commit is refused.
+    fn predict_commit(&self, step: StepId, outcomes: Option<&[OutcomeSpec]>) -> Result<Vec<u32>, StepError> {
+        if self.open.iter().all(|open| open.id != step) {
+            return Err(StepError::NotOpen { step });
+        }
+        let oldest = self.open[0].id;
+        if oldest != step {
+            return Err(StepError::OutOfOrder { step, oldest });
+        }
+        let rows = &self.open[0].rows;
+        let Some(outcomes) = outcomes else { return Ok(rows.iter().map(super::model::ModelRow::count).collect()) };
+        if rows.len() != outcomes.len() {
+            return Err(StepError::OutcomeCount { rows: rows.len(), outcomes: outcomes.len() });
+        }
+        let mut all = Vec::new();
+        for ((row, model), outcome) in rows.iter().enumerate().zip(outcomes) {
+            let seq = model.spec.seq;
+            let Some(sequence) = self.seq(seq) else {
+                all.push(0);
+                continue;
+            };
+            let most = model.count();
+            let by_id = model.spec.kind == Kind::Ids;
+            let least = if by_id { most - model.spec.drafts } else { 0 };
+            let accepted = match outcome {
+                OutcomeSpec::All => most,
+                OutcomeSpec::Accept(accepted) => *accepted,
+                OutcomeSpec::Ids(_) if by_id => return Err(StepError::IdsGivenTwice { row }),
+                OutcomeSpec::Ids(ids) => u32::try_from(ids.len()).unwrap(),
+            };
+            if accepted < least || accepted > most {
+                return Err(StepError::Accepted { row, accepted: ix(accepted), least, most });
+            }
+            if accepted < most && sequence.open_rows > 1 {
+                return Err(StepError::LaterStepOpen { row, seq });
+            }
+            all.push(accepted);
+        }
+        Ok(all)
+    }
+
+    fn abort(&mut self, step: StepId, ran: Option<(usize, Part)>) -> bool {
+        let found = self.open.iter().position(|open| open.id == step);
+        if let (Some(first), Some((whole, part))) = (found, ran) {
+            let end = (first + whole).min(self.open.len());
+            if let Some(last) = end.checked_sub(1) {
+                self.run(last);
+            }
+            if end < self.open.len() && !self.open[end].ran {
+                self.run_part(end, part);
+            }
+        }
+        let result = both!(self, |cache| cache.abort(step));
+        let Some(first) = found else {
+            assert_eq!(result, Err(StepError::NotOpen { step }));
+            return false;
+        };
+        assert_eq!(result, Ok(()));
+        self.unplan(first);
+        true
+    }
+
+    /// Takes the steps from this one on back.
+    fn unplan(&mut self, first: usize) {
+        while self.open.len() > first {
+            let open = self.open.pop_back().unwrap();
+            self.seen.aborts += 1;
+            for row in open.rows.iter().rev() {
+                let Some(seq) = self.seq_mut(row.spec.seq) else { continue };
+                seq.stamps.truncate(ix(row.start));
+                seq.lookahead = row.lookahead_before;
+                seq.open_rows -= 1;
+                // The oldest row that was aborted tells what the table was.
+                let older = self.open.iter().skip(first).flat_map(|open| &open.rows);
+                if !older.into_iter().any(|older| older.spec.seq == row.spec.seq) {
+                    let table = self.table(row.spec.seq);
+                    let before = row.table_before.get(..table.len());
+                    assert_eq!(before, Some(&*table), "an abort gives another table back");
+                }
+            }
+        }
+    }
+
+    fn fork(&mut self, seq: SeqId, children: usize) -> bool {
+        let mut handles = alloc::vec![SeqId::from_u64(u64::MAX); children];
+        let result = if children == 1 {
+            both!(self, |cache| cache.fork(seq)).map(|child| handles[0] = child)
+        } else {
+            let mut replicated = handles.clone();
+            let result = self.cache.fork_into(seq, &mut handles);
+            if let Some(replica) = self.replica.as_deref_mut() {
+                assert_eq!((result, &handles), (replica.fork_into(seq, &mut replicated), &replicated));
+            }
+            result
+        };
+        let Some(parent) = self.seq(seq).cloned() else {
+            assert_eq!(result, Err(SequenceError::Unknown { seq }));
+            assert!(handles.iter().all(|handle| handle.to_u64() == u64::MAX));
+            return false;
+        };
+        assert_eq!(result, Ok(()));
+        handles.into_iter().for_each(|child| self.forked(&parent, child));
+        true
+    }
+
+    fn forked(&mut self, parent: &ModelSeq, child: SeqId) {
+        let partial = parent.committed % self.block_size() != 0;
+        self.seen.forks_at_a_partial_tail += u64::from(partial);
+        assert_eq!(self.table(child), self.committed_table(parent), "a fork shares other blocks than its parent's");
+        let mut seq = ModelSeq { id: child, lookahead: 0, open_rows: 0, most_blocks: 0, ..parent.clone() };
+        seq.stamps.truncate(ix(parent.committed));
+        self.seqs.push(seq);
+    }
+
+    fn select(&mut self, beams: &[SeqId], parents: &[usize]) -> bool {
+        let expected = self.predict_select(beams, parents);
+        let mut after = beams.to_vec();
+        let result = self.cache.select(&mut after, parents);
+        if let Some(replica) = self.replica.as_deref_mut() {
+            let mut replicated = beams.to_vec();
+            assert_eq!((result, &after), (replica.select(&mut replicated, parents), &replicated));
+        }
+        assert_eq!(result, expected);
+        if result.is_err() {
+            assert_eq!(after, beams, "a select that failed changed the beams");
+            return false;
+        }
+        assert_eq!(after.len(), parents.len());
+        for (place, (&beam, &parent)) in after.iter().zip(parents).enumerate() {
+            if parents[..place].contains(&parent) {
+                let parent = self.seq(beams[parent]).unwrap().clone();
+                self.forked(&parent, beam);
+            } else {
+                assert_eq!(beam, beams[parent], "a parent that is chosen keeps its handle");
+            }
+        }
+        self.seqs.retain(|seq| !beams.contains(&seq.id) || after.contains(&seq.id));
+        true
+    }
+
+    fn predict_select(&self, beams: &[SeqId], parents: &[usize]) -> Result<(), SelectError> {
+        for (place, &seq) in beams.iter().enumerate() {
+            let model = self.seq(seq).ok_or(SelectError::Unknown { seq })?;
+            if model.open_rows > 0 {
+                return Err(SelectError::Busy { seq });
+            }
+            if beams[..place].contains(&seq) {
+                return Err(SelectError::RepeatedBeam { seq });
+            }
+        }
+        match parents.iter().find(|&&parent| parent >= beams.len()) {
+            Some(&parent) => Err(SelectError::NoSuchParent { parent, beams: beams.len() }),
+            None => Ok(()),
+        }
+    }
+
+    fn truncate(&mut self, seq: SeqId, len: u32) -> bool {
+        let result = both!(self, |cache| cache.truncate(seq, len));
+        let expected = match self.seq(seq) {
+            None => Err(SequenceError::Unknown { seq }),
+            Some(model) if model.open_rows > 0 => Err(SequenceError::Busy { seq }),
+            Some(model) if len > model.committed => Err(SequenceError::BeyondEnd { len, committed: model.committed }),
+            Some(_) => Ok(()),
+        };
+        assert_eq!(result, expected);
+        if let (Ok(()), Some(model)) = (result, self.seq_mut(seq)) {
+            model.stamps.truncate(ix(len));
+            (model.committed, model.lookahead) = (len, 0);
+        }
+        result.is_ok()
+    }
+
+    fn reserve(&mut self, seq: SeqId, tokens: u32) -> bool {
+        let stats = self.cache.stats();
+        let before = self.cache.sequence(seq).map(|seq| (seq.table().len(), seq.reserved_blocks()));
+        let result = both!(self, |cache| cache.reserve(seq, tokens));
+        let blocks = tokens.div_ceil(self.block_size());
+        let Ok((held, claim)) = before else {
+            assert_eq!(result, Err(SequenceError::Unknown { seq }));
+            return false;
+        };
+        let needed = blocks.saturating_sub(held);
+        let free = stats.available - (stats.reserved - claim);
+        match result {
+            Ok(()) => {
+                assert!(needed <= free && blocks <= stats.capacity);
+                assert_eq!(self.cache.sequence(seq).unwrap().reserved_blocks(), needed);
+            }
+            Err(SequenceError::NeverFits { .. }) => assert!(blocks > stats.capacity),
+            Err(SequenceError::Shortfall { shortfall }) => {
+                assert_eq!((shortfall.needed, shortfall.free, shortfall.pending), (needed, free, stats.pending));
+                assert!(needed > free, "there was room for a claim");
+            }
+            Err(error) => panic!("reserve: {error}"),
+        }
+        result.is_ok()
+    }
+
+    fn view(&mut self, rows: &[(SeqId, u32, u32)]) -> bool {
+        let views: Vec<_> = rows.iter().map(|&(seq, start, len)| ViewRow { seq, start, len }).collect();
+        let mut expected = Ok(());
+        for (row, &(seq, start, len)) in rows.iter().enumerate() {
+            let held = self.table(seq).len() as u64 * u64::from(self.block_size());
+            let end = u64::from(start) + u64::from(len);
+            if self.seq(seq).is_none() {
+                expected = Err(ViewError::UnknownSequence { row, seq });
+            } else if len == 0 {
+                expected = Err(ViewError::EmptyRow { row });
+            } else if end > held {
+                expected = Err(ViewError::BeyondTable { row, end, held });
+            } else {
+                continue;
+            }
+            break;
+        }
+        let before = self.step.clone();
+        assert_eq!(self.cache.view(&views, &mut self.step), expected);
+        if expected.is_err() {
+            assert_eq!(self.step, before, "a view that failed changed the step");
+            return false;
+        }
+        assert_eq!((self.step.id(), self.step.rows().len()), (None, rows.len()));
+        for (index, (row, &(seq, start, len))) in self.step.rows().iter().zip(rows).enumerate() {
+            assert_eq!((row.seq, row.skip, row.start, row.len), (seq, 0, start, len));
+            assert_eq!(self.step.tables().table(index), self.table(seq));
+        }
+        self.check_slots();
+        self.check_encoding();
+        true
+    }
+
+    fn retire(&mut self, step: StepId) -> bool {
+        let result = both!(self, |cache| cache.retire(step));
+        let oldest = self.open.front().map(|open| open.id).filter(|&oldest| oldest <= step);
+        let expected = match oldest {
+            _ if step.get() > self.last_step => Err(StepError::NotOpen { step }),
+            Some(step) => Err(StepError::StillOpen { step }),
+            None => Ok(()),
+        };
+        assert_eq!(result, expected);
+        if result.is_ok() {
+            self.named.retain(|(named, _)| *named > step);
+        }
+        result.is_ok()
+    }
+}
+
+fn assert_no(expected: bool) -> Option<SeqId> {
+    assert!(expected, "a good prompt was refused");
+    None
+}
