@@ -21,6 +21,8 @@ mod plan;
 mod view;
 
 #[cfg(test)]
+mod exhaustive;
+#[cfg(test)]
 mod simulation;
 #[cfg(test)]
 mod tests;

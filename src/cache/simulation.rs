@@ -21,9 +21,12 @@ use foldhash::fast::FixedState;
 use super::CacheConfig;
 use crate::planted::{self, Bug};
 use generate::Generator;
-use ops::Op;
-use rng::{Rng, mix};
-use world::{Coverage, World};
+pub(super) use model::{Kind, QuerySpec, RowSpec};
+pub(super) use ops::{Op, OutcomeSpec};
+use rng::Rng;
+pub(super) use rng::mix;
+use world::Coverage;
+pub(super) use world::World;
 
 /// Calls of a usual run.
 const CALLS: u64 = 400_000;
