@@ -10,6 +10,9 @@ use crate::layout::KvLayout;
 use crate::step::Step;
 
 #[cfg(feature = "std")]
+pub use half::{bf16, f16};
+
+#[cfg(feature = "std")]
 pub use cpu::{CpuError, CpuStorage, CpuTensor, CpuTensorMut, Element, MAX_HEAD_DIM};
 
 /// Options of one attention call.

@@ -12,7 +12,6 @@ use super::tensor::{CpuTensor, SharedOut};
 use crate::id::ix;
 
 /// Multiply-adds below which waking other threads costs more than they save: about 10 µs of one core.
-#[cfg(feature = "rayon")]
 const SERIAL_MULADDS: u64 = 1 << 18;
 
 std::thread_local! {
@@ -37,19 +36,29 @@ impl<E: Stored> Call<'_, E> {
     /// tile changes nothing: each writes rows of its own and shares nothing with others.
     pub(super) fn run(&self) {
         let tasks = self.prepared.tiles().len() * self.geometry.kv_heads;
-        #[cfg(feature = "rayon")]
-        if tasks > 1 && self.muladds() >= SERIAL_MULADDS && rayon::current_num_threads() > 1 {
-            use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
-            // One task is long enough to be stolen alone, and lengths differ widely.
-            (0..tasks).into_par_iter().with_max_len(1).for_each(|task| self.task(task));
-            return;
-        }
-        for task in 0..tasks {
-            self.task(task);
+        if tasks > 1 && self.muladds() >= SERIAL_MULADDS {
+            self.run_all(tasks);
+        } else {
+            (0..tasks).for_each(|task| self.task(task));
         }
     }
 
     #[cfg(feature = "rayon")]
+    fn run_all(&self, tasks: usize) {
+        use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
+        if rayon::current_num_threads() == 1 {
+            return (0..tasks).for_each(|task| self.task(task));
+        }
+        // A task is long enough to be stolen alone, and tasks differ widely in length.
+        (0..tasks).into_par_iter().with_max_len(1).for_each(|task| self.task(task));
+    }
+
+    #[cfg(not(feature = "rayon"))]
+    fn run_all(&self, tasks: usize) {
+        (0..tasks).for_each(|task| self.task(task));
+    }
+
+    /// What the call costs.
     fn muladds(&self) -> u64 {
         let per_pair = self.q.heads().saturating_mul(self.geometry.k_dim + self.geometry.v_dim);
         self.prepared.pairs().saturating_mul(u64::try_from(per_pair).unwrap_or(u64::MAX))

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use super::isa::{Isa, LANES};
 
 /// An element that K and V can be stored as, and that query, key and value tensors may have. Sealed: `f32`,
-/// [`f16`], [`bf16`].
+/// [`half::f16`], [`half::bf16`].
 #[expect(private_bounds, reason = "the supertrait seals it")]
 pub trait Element: Stored {}
 
