@@ -5,6 +5,8 @@
 
 #[cfg(feature = "std")]
 mod cpu;
+#[cfg(all(test, feature = "std"))]
+mod suite;
 
 use crate::layout::KvLayout;
 use crate::step::Step;

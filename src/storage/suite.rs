@@ -1,0 +1,58 @@
+//! One suite of laws for every storage, against a naive `f64` reference.
+//!
+//! A storage takes part by a [`Harness`] and one line of [`storage_suite!`]. Each law is a function that returns what
+//! it found wrong, so that the laws themselves can be tested: `planted` breaks a storage in the ways that attention
+//! over blocks is usually broken, and a law must object.
+//!
+//! Every storage starts filled with NaN: a slot that was never written, read once, shows.
+
+mod harness;
+mod laws;
+mod planted;
+mod reference;
+mod shapes;
+mod world;
+
+use harness::{Cpu, PortableCpu};
+
+/// Instantiates the laws for a harness and an element type.
+macro_rules! storage_suite {
+    ($name:ident, $harness:ty, $dtype:ident) => {
+        mod $name {
+            use super::*;
+            use crate::layout::DType;
+
+            storage_suite!(@laws $harness, $dtype,
+                every_shape_agrees_with_float64,
+                random_shapes_agree_with_float64,
+                large_scores_agree_with_float64,
+                an_empty_step_is_a_step,
+                stale_bytes_change_nothing,
+                the_choice_of_blocks_changes_nothing,
+                the_layout_changes_nothing,
+                the_block_size_changes_nothing,
+                the_company_in_a_batch_changes_nothing,
+                the_cut_into_chunks_changes_nothing,
+                what_comes_later_changes_nothing,
+                a_copy_is_a_whole_block_on_all_layers,
+                the_order_of_copies_changes_nothing,
+                a_fork_that_appends_leaves_its_parent_unchanged,
+            );
+        }
+    };
+    (@laws $harness:ty, $dtype:ident, $($law:ident,)*) => {$(
+        #[test]
+        fn $law() {
+            if let Err(fault) = laws::$law::<$harness>(DType::$dtype) {
+                panic!("{fault}");
+            }
+        }
+    )*};
+}
+
+storage_suite!(cpu_f32, Cpu, F32);
+storage_suite!(cpu_f16, Cpu, F16);
+storage_suite!(cpu_bf16, Cpu, BF16);
+storage_suite!(portable_f32, PortableCpu, F32);
+storage_suite!(portable_f16, PortableCpu, F16);
+storage_suite!(portable_bf16, PortableCpu, BF16);

@@ -1,0 +1,116 @@
+//! What the suite needs of a storage: host slices in, host vectors out.
+
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use crate::id::{Slot, ix};
+use crate::layout::KvLayout;
+use crate::step::Step;
+use crate::storage::{AttendParams, CpuStorage, CpuTensor, CpuTensorMut, KvStorage};
+
+/// A storage under test. Tensors are dense `f32`; errors are text, as the laws only want to know that there are none.
+pub(super) trait Harness: Sized {
+    fn new(layout: KvLayout) -> Result<Self, String>;
+    fn layout(&self) -> &KvLayout;
+    /// Sets every element.
+    fn fill(&mut self, value: f32);
+    fn prepare(&mut self, step: &Step) -> Result<(), String>;
+    fn copy_blocks(&mut self) -> Result<(), String>;
+    fn write_kv(&mut self, layer: u32, k: &[f32], v: &[f32]) -> Result<(), String>;
+    fn attend(&mut self, layer: u32, q: &[f32], q_heads: usize, scale: f32) -> Result<Vec<f32>, String>;
+    /// K and V of a slot, all heads.
+    fn read_slot(&self, layer: u32, slot: Slot) -> Result<(Vec<f32>, Vec<f32>), String>;
+}
+
+/// The CPU storage, on the best instruction set of the machine.
+pub(super) struct Cpu(CpuStorage);
+
+/// The CPU storage as any machine can run it.
+pub(super) struct PortableCpu(Cpu);
+
+impl Cpu {
+    fn tensor<'a>(&self, data: &'a [f32], heads: usize, dim: usize) -> CpuTensor<'a> {
+        CpuTensor::new(data, [data.len() / (heads * dim), heads, dim])
+    }
+}
+
+impl Harness for Cpu {
+    fn new(layout: KvLayout) -> Result<Self, String> {
+        CpuStorage::new(layout).map(Self).map_err(|error| error.to_string())
+    }
+
+    fn layout(&self) -> &KvLayout {
+        KvStorage::layout(&self.0)
+    }
+
+    fn fill(&mut self, value: f32) {
+        self.0.fill(value);
+    }
+
+    fn prepare(&mut self, step: &Step) -> Result<(), String> {
+        self.0.prepare((), step, u32::MAX).map_err(|error| error.to_string())
+    }
+
+    fn copy_blocks(&mut self) -> Result<(), String> {
+        self.0.copy_blocks(()).map_err(|error| error.to_string())
+    }
+
+    fn write_kv(&mut self, layer: u32, k: &[f32], v: &[f32]) -> Result<(), String> {
+        let shape = self.layout().layers()[ix(layer)];
+        let [heads, k_dim, v_dim] = [shape.kv_heads, shape.k_dim, shape.v_dim].map(ix);
+        let (k, v) = (self.tensor(k, heads, k_dim), self.tensor(v, heads, v_dim));
+        self.0.write_kv((), layer, k, v).map_err(|error| error.to_string())
+    }
+
+    fn attend(&mut self, layer: u32, q: &[f32], q_heads: usize, scale: f32) -> Result<Vec<f32>, String> {
+        let shape = self.layout().layers()[ix(layer)];
+        let [k_dim, v_dim] = [shape.k_dim, shape.v_dim].map(ix);
+        let tokens = q.len() / (q_heads * k_dim);
+        let mut out = alloc::vec![f32::NAN; tokens * q_heads * v_dim];
+        let to = CpuTensorMut::new(&mut out, [tokens, q_heads, v_dim]);
+        let params = AttendParams::new(1).with_scale(scale);
+        let done = self.0.attend((), layer, self.tensor(q, q_heads, k_dim), to, &params);
+        done.map_err(|error| format!("attend: {error}"))?;
+        Ok(out)
+    }
+
+    fn read_slot(&self, layer: u32, slot: Slot) -> Result<(Vec<f32>, Vec<f32>), String> {
+        self.0.read_slot(layer, slot).map_err(|error| error.to_string())
+    }
+}
+
+impl Harness for PortableCpu {
+    fn new(layout: KvLayout) -> Result<Self, String> {
+        let storage = CpuStorage::new(layout).map_err(|error| error.to_string())?;
+        Ok(Self(Cpu(storage.portable())))
+    }
+
+    fn layout(&self) -> &KvLayout {
+        self.0.layout()
+    }
+
+    fn fill(&mut self, value: f32) {
+        self.0.fill(value);
+    }
+
+    fn prepare(&mut self, step: &Step) -> Result<(), String> {
+        self.0.prepare(step)
+    }
+
+    fn copy_blocks(&mut self) -> Result<(), String> {
+        self.0.copy_blocks()
+    }
+
+    fn write_kv(&mut self, layer: u32, k: &[f32], v: &[f32]) -> Result<(), String> {
+        self.0.write_kv(layer, k, v)
+    }
+
+    fn attend(&mut self, layer: u32, q: &[f32], q_heads: usize, scale: f32) -> Result<Vec<f32>, String> {
+        self.0.attend(layer, q, q_heads, scale)
+    }
+
+    fn read_slot(&self, layer: u32, slot: Slot) -> Result<(Vec<f32>, Vec<f32>), String> {
+        self.0.read_slot(layer, slot)
+    }
+}

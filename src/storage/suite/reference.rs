@@ -1,0 +1,85 @@
+//! Naive attention in `f64`, which reads the inputs and not the storage.
+
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use super::shapes::{Content, Model, Part};
+use crate::id::ix;
+
+/// What the query heads of one token should give, and how far off they may be.
+pub(super) struct Expected {
+    /// `[q_heads, v_dim]`.
+    pub(super) values: Vec<f64>,
+    /// The largest error allowed, per query head.
+    pub(super) tolerance: Vec<f64>,
+}
+
+/// By how much the worst case is out of reach.
+const SLACK: f64 = 16.0;
+
+/// Attention of some queries of one sequence over one layer.
+///
+/// The tolerance is derived, per query head. Let u = 2⁻²⁴, the unit roundoff of `f32`.
+/// * A score is a sum of `k_dim` products in eight lanes: at most `k_dim` / 8 + 3 roundings on the way of each, and 3
+///   for the scale, the maximum and the exponent. Its error is at most (`k_dim` / 8 + 6) u S, where S is the largest
+///   |scale| × Σ|q·k| over the keys, and it enters the weights as a relative error. A weighted mean moves by at most
+///   twice the largest relative error of its weights, times the largest |v|.
+/// * The exponential adds 4 u per weight; a chunk of 64 and the joining of ⌈n / 64⌉ chunks add at most
+///   64 + 2 ⌈n / 64⌉ + 4 roundings to each of the two sums.
+///
+/// That is where every rounding goes the same way. They do not, and 1 / [`SLACK`] of it is asked for: still three times
+/// what was ever seen, and between 10⁻⁶ and 10⁻⁵ of the largest |v| for the shapes here.
+pub(super) fn attention(
+    model: &Model,
+    content: &Content,
+    layer: u32,
+    seq: u32,
+    positions: Range<u32>,
+) -> Vec<Expected> {
+    let [k_dim, v_dim, group] = [model.k_dim, model.v_dim, model.group].map(ix);
+    let read = |part| -> Vec<Vec<f64>> {
+        let token = |position| content.token(model, part, layer, seq, position);
+        (0..positions.end).map(|p| token(p).into_iter().map(|x| f64::from(model.rounded(x))).collect()).collect()
+    };
+    let (keys, values) = (read(Part::K), read(Part::V));
+    positions
+        .map(|position| {
+            let q: Vec<f64> = content.token(model, Part::Q, layer, seq, position).into_iter().map(f64::from).collect();
+            let mut expected = Expected { values: Vec::new(), tolerance: Vec::new() };
+            for (head, q) in q.chunks_exact(k_dim).enumerate() {
+                let kv = head / group;
+                let seen = ix(position) + 1;
+                let mut size = 0.0_f64;
+                let scores: Vec<f64> = keys[..seen]
+                    .iter()
+                    .map(|key| {
+                        let key = &key[kv * k_dim..][..k_dim];
+                        let (mut dot, mut sum) = (0.0, 0.0);
+                        for (q, k) in q.iter().zip(key) {
+                            dot += q * k;
+                            sum += (q * k).abs();
+                        }
+                        size = size.max(sum * f64::from(model.scale.abs()));
+                        dot * f64::from(model.scale)
+                    })
+                    .collect();
+                let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|score| (score - top).exp()).collect();
+                let total: f64 = weights.iter().sum();
+                let mut out = alloc::vec![0.0; v_dim];
+                let mut largest = 0.0_f64;
+                for (weight, value) in weights.iter().zip(&values) {
+                    for (out, v) in out.iter_mut().zip(&value[kv * v_dim..][..v_dim]) {
+                        *out += weight * v / total;
+                        largest = largest.max(v.abs());
+                    }
+                }
+                expected.values.extend(out);
+                let (k_dim, n) = (k_dim as f64, seen as f64);
+                let roundings = 2.0 * (k_dim / 8.0 + 6.0) * size + 2.0 * (4.0 + 64.0 + 2.0 * (n / 64.0).ceil() + 4.0);
+                expected.tolerance.push(roundings / SLACK * largest * 2.0_f64.powi(-24));
+            }
+            expected
+        })
+        .collect()
+}

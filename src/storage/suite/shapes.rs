@@ -1,0 +1,162 @@
+//! The shapes that the suite runs, and the numbers that stand in them.
+
+use alloc::vec::Vec;
+
+use half::{bf16, f16};
+
+use crate::id::ix;
+use crate::layout::{DType, KvLayout, KvShape, LayerLayout, Plane};
+
+/// A small generator with a fixed definition (splitmix64), so that a seed means the same everywhere.
+#[derive(Clone, Copy)]
+pub(super) struct Rng(pub(super) u64);
+
+impl Rng {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    /// A number below `bound`.
+    pub(super) fn below(&mut self, bound: u32) -> u32 {
+        u32::try_from(self.next() % u64::from(bound)).unwrap()
+    }
+
+    pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[usize::try_from(self.next() % from.len() as u64).unwrap()]
+    }
+
+    pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, usize::try_from(self.next() % (last as u64 + 1)).unwrap());
+        }
+    }
+
+    /// Uniform in −1 ..= 1, in steps of 2⁻²⁰.
+    fn unit(&mut self) -> f32 {
+        let steps = i32::try_from(self.next() >> 43).unwrap() - (1 << 20);
+        steps as f32 / (1 << 20) as f32
+    }
+}
+
+/// How the layers lie in memory.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Form {
+    PerLayer,
+    CrossLayer,
+    /// `[block, token, head, K then V]` with gaps, at an odd offset, all layers in one allocation, and one KV head
+    /// more in each layer.
+    Foreign,
+}
+
+pub(super) const FORMS: [Form; 3] = [Form::PerLayer, Form::CrossLayer, Form::Foreign];
+
+/// The attention of a model.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Model {
+    pub(super) dtype: DType,
+    pub(super) layers: u32,
+    /// KV heads of the first layer.
+    pub(super) kv_heads: u32,
+    /// Query heads per KV head.
+    pub(super) group: u32,
+    pub(super) k_dim: u32,
+    pub(super) v_dim: u32,
+    pub(super) form: Form,
+    pub(super) scale: f32,
+}
+
+impl Model {
+    pub(super) fn new(dtype: DType, kv_heads: u32, group: u32, head_dim: u32) -> Self {
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        Self { dtype, layers: 1, kv_heads, group, k_dim: head_dim, v_dim: head_dim, form: Form::PerLayer, scale }
+    }
+
+    /// KV heads of a layer.
+    pub(super) fn kv_heads(&self, layer: u32) -> u32 {
+        if self.form == Form::Foreign { self.kv_heads + layer } else { self.kv_heads }
+    }
+
+    pub(super) fn q_heads(&self, layer: u32) -> usize {
+        ix(self.kv_heads(layer) * self.group)
+    }
+
+    pub(super) fn layout(&self, num_blocks: u32, block_size: u32) -> KvLayout {
+        let shape = KvShape::new(self.layers, self.kv_heads, self.k_dim, self.dtype).with_v_dim(self.v_dim);
+        match self.form {
+            Form::PerLayer => KvLayout::per_layer(&shape, num_blocks, block_size).unwrap(),
+            Form::CrossLayer => KvLayout::cross_layer(&shape, num_blocks, block_size).unwrap(),
+            Form::Foreign => self.foreign(num_blocks, block_size),
+        }
+    }
+
+    fn foreign(&self, num_blocks: u32, block_size: u32) -> KvLayout {
+        let [k_dim, v_dim, tokens] = [self.k_dim, self.v_dim, block_size].map(u64::from);
+        let head_stride_elems = k_dim + v_dim + 3;
+        let mut base = 5;
+        let layers = (0..self.layers)
+            .map(|index| {
+                let kv_heads = self.kv_heads(index);
+                let token_stride_elems = u64::from(kv_heads) * head_stride_elems + 1;
+                let block_stride_elems = tokens * token_stride_elems + 2;
+                let plane =
+                    |base_elems| Plane { base_elems, block_stride_elems, head_stride_elems, token_stride_elems };
+                let (k, v) = (plane(base), plane(base + k_dim + 1));
+                base += u64::from(num_blocks) * block_stride_elems;
+                LayerLayout { k, v, kv_heads, k_dim: self.k_dim, v_dim: self.v_dim, allocation: 1 }
+            })
+            .collect();
+        KvLayout::custom(num_blocks, block_size, self.dtype, layers, alloc::vec![0, base]).unwrap()
+    }
+
+    /// What the storage keeps of a number.
+    pub(super) fn rounded(&self, x: f32) -> f32 {
+        match self.dtype {
+            DType::F32 => x,
+            DType::F16 => f16::from_f32(x).to_f32(),
+            DType::BF16 => bf16::from_f32(x).to_f32(),
+        }
+    }
+}
+
+/// The numbers of all sequences: a function of the seed and of what they are for, so that nothing needs to be kept.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Content {
+    pub(super) seed: u64,
+    /// K and V from this position on are NaN.
+    pub(super) nan_from: u32,
+}
+
+/// What numbers are for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Part {
+    K,
+    V,
+    Q,
+}
+
+impl Content {
+    pub(super) const fn new(seed: u64) -> Self {
+        Self { seed, nan_from: u32::MAX }
+    }
+
+    /// The numbers of one token, head after head.
+    pub(super) fn token(&self, model: &Model, part: Part, layer: u32, seq: u32, position: u32) -> Vec<f32> {
+        let (heads, dim) = match part {
+            Part::K => (model.kv_heads(layer), model.k_dim),
+            Part::V => (model.kv_heads(layer), model.v_dim),
+            Part::Q => (model.kv_heads(layer) * model.group, model.k_dim),
+        };
+        let tag = u64::from(layer) << 58 | u64::from(seq) << 40 | u64::from(position) << 8 | part as u64;
+        let mut rng = Rng(self.seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ tag);
+        rng.next();
+        let count = ix(heads * dim);
+        if position >= self.nan_from && !matches!(part, Part::Q) {
+            return alloc::vec![f32::NAN; count];
+        }
+        (0..count).map(|_| rng.unit()).collect()
+    }
+}

@@ -1,0 +1,171 @@
+//! A storage with some sequences in it.
+
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use super::harness::Harness;
+use super::reference::attention;
+use super::shapes::{Content, Model, Part, Rng};
+use crate::id::{BlockId, Slot, ix};
+use crate::step::{BlockCopy, Step, TableRow};
+
+/// Positions `start .. start + len` of a sequence, to be written and to attend.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    pub(super) seq: u32,
+    pub(super) start: u32,
+    pub(super) len: u32,
+}
+
+/// Which blocks sequences get.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Blocks {
+    /// 0, 1, 2, …
+    Identity,
+    /// A permutation from this seed.
+    Shuffled(u64),
+}
+
+/// Outputs of a step: per layer `[tokens, q_heads, v_dim]`.
+pub(super) type Outputs = Vec<Vec<f32>>;
+
+pub(super) struct World<H> {
+    pub(super) storage: H,
+    pub(super) model: Model,
+    pub(super) content: Content,
+    pub(super) block_size: u32,
+    pub(super) tables: Vec<Vec<BlockId>>,
+}
+
+impl<H: Harness> World<H> {
+    /// Sequences of at most `lens` tokens, a block of lookahead each, and three blocks that nobody has.
+    pub(super) fn new(
+        model: Model,
+        content: Content,
+        block_size: u32,
+        lens: &[u32],
+        blocks: Blocks,
+    ) -> Result<Self, String> {
+        let widths: Vec<u32> = lens.iter().map(|len| len.div_ceil(block_size) + 1).collect();
+        let num_blocks = widths.iter().sum::<u32>() + 3;
+        let mut ids: Vec<_> = (0..num_blocks).map(BlockId::new).collect();
+        if let Blocks::Shuffled(seed) = blocks {
+            Rng(seed).shuffle(&mut ids);
+        }
+        let mut ids = ids.into_iter();
+        let tables = widths.iter().map(|width| ids.by_ref().take(ix(*width)).collect()).collect();
+        let mut storage = H::new(model.layout(num_blocks, block_size))?;
+        storage.fill(f32::NAN);
+        Ok(Self { storage, model, content, block_size, tables })
+    }
+
+    /// A step of these rows and copies.
+    pub(super) fn step(&self, rows: &[Row], copies: &[BlockCopy]) -> Result<Step, String> {
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|row| TableRow { start: row.start, len: row.len, blocks: &self.tables[ix(row.seq)] })
+            .collect();
+        Step::from_tables(self.block_size, &rows, copies).map_err(|error| error.to_string())
+    }
+
+    /// The numbers of the rows' tokens.
+    fn numbers(&self, part: Part, layer: u32, rows: &[Row]) -> Vec<f32> {
+        let token = |seq, position| self.content.token(&self.model, part, layer, seq, position);
+        rows.iter().flat_map(|row| (row.start..row.start + row.len).flat_map(move |at| token(row.seq, at))).collect()
+    }
+
+    /// Writes K and V of the rows and does not attend.
+    pub(super) fn feed(&mut self, rows: &[Row]) -> Result<(), String> {
+        self.pass(rows, &[], false).map(|_| ())
+    }
+
+    /// A whole step: copies, writes, attention.
+    pub(super) fn run(&mut self, rows: &[Row], copies: &[BlockCopy]) -> Result<Outputs, String> {
+        self.pass(rows, copies, true)
+    }
+
+    fn pass(&mut self, rows: &[Row], copies: &[BlockCopy], attend: bool) -> Result<Outputs, String> {
+        let step = self.step(rows, copies)?;
+        self.storage.prepare(&step)?;
+        self.storage.copy_blocks()?;
+        let mut outputs = Vec::new();
+        for layer in 0..self.model.layers {
+            let (k, v) = (self.numbers(Part::K, layer, rows), self.numbers(Part::V, layer, rows));
+            self.storage.write_kv(layer, &k, &v)?;
+            if attend {
+                let q = self.numbers(Part::Q, layer, rows);
+                outputs.push(self.storage.attend(layer, &q, self.model.q_heads(layer), self.model.scale)?);
+            }
+        }
+        Ok(outputs)
+    }
+
+    /// Feeds what comes before the rows, runs them in one step, and compares with the reference. Returns the largest
+    /// error as a share of its tolerance.
+    pub(super) fn check(&mut self, rows: &[Row]) -> Result<f64, String> {
+        let before: Vec<_> =
+            rows.iter().filter(|row| row.start > 0).map(|row| Row { start: 0, len: row.start, ..*row }).collect();
+        if !before.is_empty() {
+            self.feed(&before)?;
+        }
+        let outputs = self.run(rows, &[])?;
+        self.compare(rows, &outputs)
+    }
+
+    /// Compares outputs with the reference.
+    pub(super) fn compare(&self, rows: &[Row], outputs: &Outputs) -> Result<f64, String> {
+        let mut worst = 0.0_f64;
+        for (layer, outputs) in (0..self.model.layers).zip(outputs) {
+            let v_dim = ix(self.model.v_dim);
+            let mut heads = outputs.chunks_exact(v_dim);
+            for row in rows {
+                let positions = row.start..row.start + row.len;
+                for (expected, position) in
+                    attention(&self.model, &self.content, layer, row.seq, positions.clone()).iter().zip(positions)
+                {
+                    for (head, tolerance) in expected.tolerance.iter().enumerate() {
+                        let got = heads.next().ok_or("outputs are missing")?;
+                        for (d, (got, want)) in got.iter().zip(&expected.values[head * v_dim..]).enumerate() {
+                            let share = (f64::from(*got) - want).abs() / tolerance;
+                            if share.is_nan() || share > 1.0 {
+                                return Err(format!(
+                                    "layer {layer}, {row:?}, position {position}, head {head}, element {d}: {got} where \
+                                     {want} ± {tolerance:e} is right, {:?}",
+                                    self.model
+                                ));
+                            }
+                            worst = worst.max(share);
+                        }
+                    }
+                }
+            }
+            if heads.next().is_some() {
+                return Err("there are more outputs than queries".to_string());
+            }
+        }
+        Ok(worst)
+    }
+
+    /// The slot of a position.
+    pub(super) fn slot(&self, seq: u32, position: u32) -> Slot {
+        self.tables[ix(seq)][ix(position / self.block_size)].slot(position % self.block_size, self.block_size)
+    }
+
+    /// All bits of a block: K and V of every slot on every layer.
+    pub(super) fn block_bits(&self, block: BlockId) -> Result<Vec<u32>, String> {
+        let mut bits = Vec::new();
+        for layer in 0..self.model.layers {
+            for offset in 0..self.block_size {
+                let (k, v) = self.storage.read_slot(layer, block.slot(offset, self.block_size))?;
+                bits.extend(k.iter().chain(&v).map(|x| x.to_bits()));
+            }
+        }
+        Ok(bits)
+    }
+}
+
+/// The bits of all outputs.
+pub(super) fn bits(outputs: &Outputs) -> Vec<u32> {
+    outputs.iter().flatten().map(|x| x.to_bits()).collect()
+}
