@@ -10,6 +10,8 @@ mod kernel;
 mod memory;
 mod prepared;
 mod tensor;
+#[cfg(test)]
+mod tests;
 
 use alloc::vec::Vec;
 

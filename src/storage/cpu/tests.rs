@@ -1,0 +1,311 @@
+//! What the suite of all storages does not know: tensors with strides, element types, threads, and refusals.
+
+use alloc::vec::Vec;
+
+use half::{bf16, f16};
+
+use super::*;
+use crate::id::BlockId;
+use crate::layout::{DType, KvShape, LayerLayout, Plane};
+use crate::step::{BlockCopy, TableRow};
+
+/// Numbers between −1 and 1 that 16-bit formats hold exactly.
+fn numbers(count: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        f32::from(i16::try_from(state >> 24).unwrap() - 128) / 128.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn ids<const N: usize>(ids: [u32; N]) -> [BlockId; N] {
+    ids.map(BlockId::new)
+}
+
+/// 2 layers, 2 KV heads of 12 elements, 6 blocks of 4 tokens.
+fn storage(dtype: DType) -> CpuStorage {
+    CpuStorage::new(KvLayout::per_layer(&KvShape::new(2, 2, 12, dtype), 6, 4).unwrap()).unwrap()
+}
+
+/// A prompt of 6 tokens in blocks 5 and 2.
+fn prompt(copies: &[BlockCopy]) -> Step {
+    Step::from_tables(4, &[TableRow { start: 0, len: 6, blocks: &ids([5, 2]) }], copies).unwrap()
+}
+
+const Q: [usize; 3] = [6, 4, 12];
+const KV: [usize; 3] = [6, 2, 12];
+const SCALE: AttendParams = AttendParams { scale: 0.25 };
+
+/// A storage that was prepared for `prompt` and holds its K and V on layer 1.
+fn written(dtype: DType) -> CpuStorage {
+    let mut storage = storage(dtype);
+    storage.prepare((), &prompt(&[]), 1).unwrap();
+    let (k, v) = (numbers(144, 1), numbers(144, 2));
+    storage.write_kv((), 1, CpuTensor::new(&k, KV), CpuTensor::new(&v, KV)).unwrap();
+    storage
+}
+
+fn attended(storage: &CpuStorage, q: CpuTensor<'_>) -> Vec<u32> {
+    let mut out = alloc::vec![f32::NAN; 288];
+    storage.attend((), 1, q, CpuTensorMut::new(&mut out, Q), &SCALE).unwrap();
+    out.into_iter().map(f32::to_bits).collect()
+}
+
+/// Everything that the memory holds.
+fn bits(storage: &CpuStorage) -> Vec<u32> {
+    let slots = |layer| (0..24).map(move |slot| (layer, Slot::new(slot)));
+    let read = |(layer, slot)| {
+        let (k, v) = storage.read_slot(layer, slot).unwrap();
+        k.into_iter().chain(v).map(f32::to_bits)
+    };
+    slots(0).chain(slots(1)).flat_map(read).collect()
+}
+
+/// Spreads a dense tensor over a larger slice with these strides; gaps are NaN.
+fn spread(dense: &[f32], [tokens, heads, dim]: [usize; 3], token_stride: usize, head_stride: usize) -> Vec<f32> {
+    let mut data = alloc::vec![f32::NAN; tokens * token_stride + heads * head_stride];
+    for (index, head) in dense.chunks_exact(dim).enumerate() {
+        data[index / heads * token_stride + index % heads * head_stride..][..dim].copy_from_slice(head);
+    }
+    data
+}
+
+#[test]
+fn strides_of_tensors_change_nothing() {
+    let q = numbers(288, 3);
+    let dense = attended(&written(DType::F32), CpuTensor::new(&q, Q));
+    // Token-major with gaps, and head-major.
+    for (token_stride, head_stride) in [(70, 13), (12, 6 * 12)] {
+        let mut storage = storage(DType::F32);
+        storage.prepare((), &prompt(&[]), 1).unwrap();
+        let k = spread(&numbers(144, 1), KV, token_stride, head_stride);
+        let v = spread(&numbers(144, 2), KV, token_stride, head_stride);
+        let tensor = |data| CpuTensor::new(data, KV).with_strides(token_stride, head_stride);
+        storage.write_kv((), 1, tensor(&k), tensor(&v)).unwrap();
+        let q = spread(&q, Q, token_stride, head_stride);
+        let q = CpuTensor::new(&q, Q).with_strides(token_stride, head_stride);
+        assert_eq!(attended(&storage, q), dense);
+
+        let mut out = alloc::vec![7.0; 6 * token_stride + 4 * head_stride];
+        let to = CpuTensorMut::new(&mut out, Q).with_strides(token_stride, head_stride);
+        storage.attend((), 1, q, to, &SCALE).unwrap();
+        let mut gaps = alloc::vec![true; out.len()];
+        for (index, want) in dense.chunks_exact(12).enumerate() {
+            let at = index / 4 * token_stride + index % 4 * head_stride;
+            assert!(out[at..][..12].iter().zip(want).all(|(got, want)| got.to_bits() == *want));
+            gaps[at..][..12].fill(false);
+        }
+        assert!(out.iter().zip(gaps).all(|(x, gap)| !gap || *x == 7.0), "gaps of the output are left alone");
+    }
+}
+
+#[test]
+fn tensors_of_any_element_type_are_taken() {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let (k, v, q) = (numbers(144, 1), numbers(144, 2), numbers(288, 3));
+        let wide = written(dtype);
+        let expected = attended(&wide, CpuTensor::new(&q, Q));
+        let half = |x: &[f32]| x.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>();
+        let brain = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
+        let mut narrow = storage(dtype);
+        narrow.prepare((), &prompt(&[]), 1).unwrap();
+        narrow.write_kv((), 1, CpuTensor::new(&half(&k), KV), CpuTensor::new(&brain(&v), KV)).unwrap();
+        assert_eq!(bits(&narrow), bits(&wide), "the numbers are exact in all formats");
+        assert_eq!(attended(&narrow, CpuTensor::new(&half(&q), Q)), expected);
+        assert_eq!(attended(&narrow, CpuTensor::new(&brain(&q), Q)), expected);
+    }
+}
+
+/// 4 rows of very different lengths, enough work for several threads.
+#[cfg(feature = "rayon")]
+#[test]
+fn the_number_of_threads_changes_nothing() {
+    let shape = KvShape::new(1, 3, 40, DType::BF16);
+    let mut storage = CpuStorage::new(KvLayout::per_layer(&shape, 64, 16).unwrap()).unwrap();
+    let blocks: Vec<_> = (0..64).rev().map(BlockId::new).collect();
+    let rows = [(0, 300), (150, 1), (0, 1), (100, 70)];
+    let mut tables = blocks.chunks(16);
+    // 300 tokens take 19 blocks, the others at most 11.
+    let mut next = |(start, len)| {
+        let blocks = if len == 300 { &blocks[..19] } else { tables.next_back().unwrap() };
+        TableRow { start, len, blocks }
+    };
+    let rows = rows.map(&mut next);
+    let step = Step::from_tables(16, &rows, &[]).unwrap();
+    storage.fill(0.5);
+    storage.prepare((), &step, 4).unwrap();
+    let (k, v, q) = (numbers(372 * 120, 1), numbers(372 * 120, 2), numbers(372 * 600, 3));
+    let shape = [372, 3, 40];
+    storage.write_kv((), 0, CpuTensor::new(&k, shape), CpuTensor::new(&v, shape)).unwrap();
+    let run = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let mut out = alloc::vec![f32::NAN; 372 * 600];
+            let shape = [372, 15, 40];
+            let to = CpuTensorMut::new(&mut out, shape);
+            storage.attend((), 0, CpuTensor::new(&q, shape), to, &SCALE).unwrap();
+            out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        })
+    };
+    let one = run(1);
+    for threads in [2, 3, 8] {
+        assert!(run(threads) == one, "{threads} threads");
+    }
+}
+
+#[test]
+fn a_step_like_the_one_before_allocates_nothing() {
+    let mut storage = storage(DType::BF16);
+    let (k, v, q) = (numbers(144, 1), numbers(144, 2), numbers(288, 3));
+    let mut out = alloc::vec![0.0; 288];
+    let step = prompt(&[BlockCopy { src: BlockId::new(0), dst: BlockId::new(5) }]);
+    let mut pass = || {
+        storage.prepare((), &step, 1).unwrap();
+        storage.copy_blocks(()).unwrap();
+        storage.write_kv((), 1, CpuTensor::new(&k, KV), CpuTensor::new(&v, KV)).unwrap();
+        let to = CpuTensorMut::new(&mut out, Q);
+        storage.attend((), 1, CpuTensor::new(&q, Q), to, &SCALE).unwrap();
+    };
+    pass();
+    assert_eq!(allocation_counter::measure(pass).count_total, 0);
+}
+
+/// A fixed computation, whose bits are printed so that builds with and without features can be compared.
+#[test]
+fn bits_are_the_same_whenever_they_are_asked_for() {
+    let q = numbers(288, 3);
+    let first = attended(&written(DType::BF16), CpuTensor::new(&q, Q));
+    let digest =
+        first.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, x| (hash ^ u64::from(*x)).wrapping_mul(0x100_0000_01b3));
+    std::println!("digest of the bits: {digest:016x}");
+    assert_eq!(attended(&written(DType::BF16), CpuTensor::new(&q, Q)), first);
+}
+
+#[test]
+fn a_step_that_is_refused_changes_nothing() {
+    let mut storage = written(DType::F32);
+    let q = numbers(288, 3);
+    let (memory, expected) = (bits(&storage), attended(&storage, CpuTensor::new(&q, Q)));
+    let row = |blocks| [TableRow { start: 0, len: 6, blocks }];
+    let copy = |src, dst| BlockCopy { src: BlockId::new(src), dst: BlockId::new(dst) };
+    let outside = CpuError::NoSuchBlock { block: BlockId::new(6), num_blocks: 6 };
+    let cases = [
+        (Step::new(), CpuError::BlockSize { step: 0, layout: 4 }),
+        (Step::from_tables(8, &row(&ids([0])), &[]).unwrap(), CpuError::BlockSize { step: 8, layout: 4 }),
+        (Step::from_tables(4, &row(&ids([0, 6])), &[]).unwrap(), outside),
+        // Also a block of lookahead.
+        (Step::from_tables(4, &row(&ids([0, 1, 6])), &[]).unwrap(), outside),
+        (prompt(&[copy(6, 0)]), outside),
+        (prompt(&[copy(0, 6)]), outside),
+        (prompt(&[copy(0, 1), copy(2, 1)]), CpuError::CopyOrder { block: BlockId::new(1) }),
+        (prompt(&[copy(0, 1), copy(1, 2)]), CpuError::CopyOrder { block: BlockId::new(1) }),
+        (prompt(&[copy(3, 3)]), CpuError::CopyOrder { block: BlockId::new(3) }),
+    ];
+    for (step, error) in cases {
+        assert_eq!(storage.prepare((), &step, 9), Err(error));
+        assert_eq!(attended(&storage, CpuTensor::new(&q, Q)), expected, "the step before is still prepared");
+    }
+    assert_eq!(storage.prepare((), &prompt(&[]), 0), Err(CpuError::PaddedRows { rows: 1, padded_rows: 0 }));
+    let mut storage = storage.with_group(GroupId::new(1));
+    assert_eq!(storage.prepare((), &prompt(&[]), 1), Err(CpuError::NoSuchGroup { group: GroupId::new(1) }));
+    assert_eq!(attended(&storage, CpuTensor::new(&q, Q)), expected);
+    assert_eq!(bits(&storage), memory);
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_refused_and_change_nothing() {
+    let mut storage = written(DType::F16);
+    let memory = bits(&storage);
+    let data = numbers(400, 1);
+    let tensor = |shape| CpuTensor::new(&data, shape);
+    let fits = tensor(KV);
+    for (k, v, error) in [
+        (tensor([5, 2, 12]), fits, CpuError::Shape { tensor: "k", given: [5, 2, 12], expected: KV }),
+        (tensor([6, 1, 12]), fits, CpuError::Shape { tensor: "k", given: [6, 1, 12], expected: KV }),
+        (fits, tensor([6, 2, 8]), CpuError::Shape { tensor: "v", given: [6, 2, 8], expected: KV }),
+        (fits, CpuTensor::new(&data[..143], KV), CpuError::TooShort { tensor: "v", needed: 144, given: 143 }),
+        (fits.with_strides(78, 12), fits, CpuError::TooShort { tensor: "k", needed: 5 * 78 + 24, given: 400 }),
+        (fits.with_strides(usize::MAX, 12), fits, CpuError::TooShort { tensor: "k", needed: usize::MAX, given: 400 }),
+    ] {
+        assert_eq!(storage.write_kv((), 1, k, v), Err(error));
+    }
+    assert_eq!(storage.write_kv((), 2, fits, fits), Err(CpuError::NoSuchLayer { layer: 2, layers: 2 }));
+    assert_eq!(bits(&storage), memory);
+
+    let mut out = alloc::vec![7.0; 400];
+    let mut attend = |layer, q, shape, token_stride, head_stride| {
+        let to = CpuTensorMut::new(&mut out, shape).with_strides(token_stride, head_stride);
+        storage.attend((), layer, q, to, &SCALE).unwrap_err()
+    };
+    let q = tensor(Q);
+    assert_eq!(attend(2, q, Q, 48, 12), CpuError::NoSuchLayer { layer: 2, layers: 2 });
+    let three = tensor([6, 3, 12]);
+    assert_eq!(attend(1, three, [6, 3, 12], 36, 12), CpuError::QueryHeads { q_heads: 3, kv_heads: 2 });
+    assert_eq!(attend(1, tensor([6, 0, 12]), Q, 48, 12), CpuError::QueryHeads { q_heads: 0, kv_heads: 2 });
+    let five = CpuError::Shape { tensor: "q", given: [5, 4, 12], expected: Q };
+    assert_eq!(attend(1, tensor([5, 4, 12]), Q, 48, 12), five);
+    let two = CpuError::Shape { tensor: "out", given: KV, expected: Q };
+    assert_eq!(attend(1, q, KV, 24, 12), two);
+    for (token_stride, head_stride) in [(47, 12), (48, 11), (12, 60), (0, 12), (12, 12)] {
+        assert_eq!(attend(1, q, Q, token_stride, head_stride), CpuError::Overlap { token_stride, head_stride });
+    }
+    let short = CpuError::TooShort { tensor: "out", needed: 5 * 100 + 48, given: 400 };
+    assert_eq!(attend(1, q, Q, 100, 12), short);
+    assert!(out.iter().all(|x| *x == 7.0));
+}
+
+#[test]
+fn copies_run_once_and_before_anything_else() {
+    let mut storage = storage(DType::F32);
+    assert_eq!(storage.copy_blocks(()), Err(CpuError::NotPrepared));
+    let (k, v) = (numbers(144, 1), numbers(144, 2));
+    let write = |storage: &mut CpuStorage| storage.write_kv((), 1, CpuTensor::new(&k, KV), CpuTensor::new(&v, KV));
+    assert_eq!(write(&mut storage), Err(CpuError::NotPrepared));
+
+    // Block 5, which the prompt is then written to, gets the bytes of block 0.
+    storage.prepare((), &prompt(&[BlockCopy { src: BlockId::new(0), dst: BlockId::new(5) }]), 1).unwrap();
+    assert_eq!(write(&mut storage), Err(CpuError::CopiesPending { copies: 1 }));
+    let mut out = [0.0; 288];
+    let attend = storage.attend((), 1, CpuTensor::new(&numbers(288, 3), Q), CpuTensorMut::new(&mut out, Q), &SCALE);
+    assert_eq!(attend, Err(CpuError::CopiesPending { copies: 1 }));
+    storage.copy_blocks(()).unwrap();
+    write(&mut storage).unwrap();
+    let memory = bits(&storage);
+    storage.copy_blocks(()).unwrap();
+    assert_eq!(bits(&storage), memory, "a second call copies nothing over the writes");
+}
+
+#[test]
+fn sizes_that_no_machine_has_are_refused() {
+    let layout = KvLayout::per_layer(&KvShape::new(1, 1 << 10, 1 << 10, DType::F32), 1 << 20, 1 << 10).unwrap();
+    let bytes = layout.bytes(); // 2^53
+    assert_eq!(CpuStorage::new(layout).unwrap_err(), CpuError::OutOfMemory { allocation: 0, bytes });
+    let layout = KvLayout::per_layer(&KvShape::new(1, 1, 65_537, DType::F16), 1, 1).unwrap();
+    assert_eq!(CpuStorage::new(layout).unwrap_err(), CpuError::HeadTooLong { layer: 0, dim: 65_537, max: 65_536 });
+}
+
+/// Strides that nothing is ever multiplied by may be any number.
+#[test]
+fn strides_of_single_steps_may_be_anything() {
+    let plane = |base_elems| Plane {
+        base_elems,
+        block_stride_elems: u64::MAX,
+        head_stride_elems: u64::MAX,
+        token_stride_elems: u64::MAX,
+    };
+    let layer = LayerLayout { k: plane(3), v: plane(20), kv_heads: 1, k_dim: 8, v_dim: 8, allocation: 0 };
+    let layout = KvLayout::custom(1, 1, DType::F32, alloc::vec![layer], alloc::vec![28]).unwrap();
+    let mut storage = CpuStorage::new(layout).unwrap();
+    storage.write_slot(0, Slot::new(0), &[1.0; 8], &[2.0; 8]).unwrap();
+    assert_eq!(storage.read_slot(0, Slot::new(0)).unwrap(), (alloc::vec![1.0; 8], alloc::vec![2.0; 8]));
+    assert!(storage.read_slot(0, Slot::new(1)).is_err());
+    assert!(storage.write_slot(0, Slot::new(0), &[1.0; 7], &[2.0; 8]).is_err());
+}
+
+/// A storage crosses threads like the plain memory that it is.
+#[test]
+fn a_storage_is_send_and_sync() {
+    fn check<T: Send + Sync>() {}
+    check::<CpuStorage>();
+}
