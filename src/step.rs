@@ -12,6 +12,8 @@
 //! ```
 
 mod encode;
+#[cfg(test)]
+mod tests;
 mod write;
 
 use alloc::vec::Vec;

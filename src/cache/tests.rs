@@ -1,6 +1,11 @@
 //! The laws of the cache, one test each; the simulation covers their combinations.
 
 mod aborts;
+mod forks;
+mod hazards;
+mod identity;
+mod lengths;
+mod room;
 
 use alloc::vec::Vec;
 
