@@ -113,6 +113,7 @@ impl Sequence {
     }
 
     /// Position of the first token in `tail`: the start of the block that the committed length ends in.
+    #[inline]
     pub(crate) fn tail_start(&self, block_size: u32) -> u32 {
         self.committed - self.committed % block_size
     }

@@ -120,6 +120,17 @@ impl GroupStep {
         self.unchanged.clear();
     }
 
+    /// [`push_row`](Self::push_row) of one position, in the last block of the table.
+    #[inline]
+    pub(crate) fn push_token(&mut self, table: impl Iterator<Item = BlockId>, start: u32, unchanged: u32) {
+        self.blocks.extend(table);
+        if let Some(&last) = self.blocks.last() {
+            self.slots.push(last.slot(start % self.block_size, self.block_size));
+        }
+        self.indptr.push(len32(self.blocks.len()));
+        self.unchanged.push(unchanged);
+    }
+
     /// Appends the table of a row and the slots of its positions `start .. start + len`, which the table covers.
     pub(crate) fn push_row(&mut self, table: impl Iterator<Item = BlockId>, start: u32, len: u32, unchanged: u32) {
         let from = self.blocks.len();
@@ -231,6 +242,7 @@ impl Step {
     }
 
     /// Query tokens of all rows together.
+    #[inline]
     pub fn num_tokens(&self) -> u32 {
         self.rows.last().map_or(0, |row| row.first_token + row.len)
     }
@@ -254,6 +266,7 @@ impl Step {
     }
 
     /// Appends a row's numbers; `false` where the query tokens of the step overflow `u32`.
+    #[inline]
     pub(crate) fn push(&mut self, seq: SeqId, skip: u32, start: u32, len: u32) -> bool {
         let first_token = self.num_tokens();
         if first_token.checked_add(len).is_none() {

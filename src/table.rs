@@ -23,6 +23,7 @@ impl BlockTable {
     }
 
     /// Number of blocks.
+    #[inline]
     pub fn len(&self) -> u32 {
         len32(self.blocks.len())
     }
@@ -33,11 +34,13 @@ impl BlockTable {
     }
 
     /// The block at an index of the table.
+    #[inline]
     pub fn get(&self, index: u32) -> Option<&BlockRef> {
         self.blocks.get(ix(index))
     }
 
     /// The blocks in order.
+    #[inline]
     pub fn ids(&self) -> impl ExactSizeIterator<Item = BlockId> + DoubleEndedIterator + '_ {
         self.blocks.iter().map(BlockRef::id)
     }
@@ -100,6 +103,7 @@ impl BlockTable {
     }
 
     /// Takes note that a step names the table as it is, and returns how many leading entries are as in the last one.
+    #[inline]
     pub(crate) fn take_unchanged(&mut self) -> u32 {
         core::mem::replace(&mut self.unchanged, len32(self.blocks.len()))
     }

@@ -128,6 +128,7 @@ impl BlockPool {
     }
 
     /// The identity of a block.
+    #[inline]
     pub fn identity(&self, block: BlockId) -> Option<Identity> {
         self.records.get(block.index())?.identity
     }
@@ -155,6 +156,7 @@ impl BlockPool {
 
     /// Whether a holder may write the block from `offset` on: no other holds it, but for those that wait for a commit,
     /// and these rely on nothing from there on.
+    #[inline]
     pub(crate) fn may_write(&self, block: BlockId, offset: u32) -> bool {
         let may = |record: &Record| record.refs - record.displaced == 1 && record.displaced_len <= offset;
         self.records.get(block.index()).is_some_and(may)

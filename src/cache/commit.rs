@@ -146,6 +146,16 @@ impl<S: BuildHasher> KvCache<S> {
         let Self { blocks, seqs, config, reserved, .. } = self;
         let block_size = config.block_size;
         let Some(seq) = seqs.get_mut(row.seq) else { return };
+        if row.count == 1 && !row.by_count && !row.cow && (seq.lookahead | row.lookahead) == 0 {
+            let end = row.start + 1;
+            // One certain token that fills no block, in a table that ends there: nothing to name, to give back or to
+            // roll back.
+            if end % block_size != 0 && seq.table.len() == end / block_size + 1 {
+                seq.open_rows -= 1;
+                seq.committed = end;
+                return;
+            }
+        }
         let accepted = row.accepted(0, &outcome).unwrap_or(row.count);
         let end = row.start + accepted;
         let tail_start = seq.tail_start(block_size);

@@ -60,11 +60,13 @@ impl Sequences {
         SeqId { index: len32(self.entries.len() - 1), generation: 0 }
     }
 
+    #[inline]
     pub(super) fn get(&self, id: SeqId) -> Option<&Sequence> {
         let entry = self.entries.get(ix(id.index))?;
         entry.sequence.as_ref().filter(|_| entry.generation == id.generation)
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, id: SeqId) -> Option<&mut Sequence> {
         let entry = self.entries.get_mut(ix(id.index))?;
         entry.sequence.as_mut().filter(|_| entry.generation == id.generation)

@@ -1,0 +1,301 @@
+//! The first half of a plan: looks at every row, counts, and marks what later rows must see. Evicts nothing, and can be
+//! undone.
+
+use alloc::vec::Vec;
+use core::hash::BuildHasher;
+
+use super::{Row, RowTokens, parent_of};
+use crate::block::{BlockAllocator, BlockRef};
+use crate::cache::KvCache;
+use crate::cache::blocks::{Blocks, Walk};
+use crate::error::PlanError;
+use crate::id::{BlockId, SeqId, TokenId, ix, len32};
+use crate::prefix::index::{Hidden, Parent};
+use crate::sequence::{Claim, Sequence};
+
+/// The first half of a plan. Buffers are kept from plan to plan.
+#[cfg_attr(test, derive(Clone))]
+#[derive(Debug, Default)]
+pub(in crate::cache) struct Draft {
+    pub(super) rows: Vec<DraftRow>,
+    /// Nodes that rows adopt, row after row, each with the block that was held for it; `None` where a row before
+    /// brings the block.
+    pub(super) hits: Vec<(u32, Option<BlockId>)>,
+    /// Scratch for a walk.
+    nodes: Vec<u32>,
+    pub(super) hidden: Vec<Hidden>,
+    /// Nodes that rows bring blocks for, row after row.
+    pub(super) claims: Vec<u32>,
+    /// Blocks to be taken from the pool.
+    pub(super) needed: u64,
+    /// Claims of the rows' sequences, as they are and as they will be.
+    pub(super) claims_before: u64,
+    pub(super) claims_after: u64,
+    query_tokens: u64,
+    table_blocks: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DraftRow {
+    pub(super) seq: SeqId,
+    /// Whether the row is a plain append: one certain token into a block that is open, unshared, and stays open.
+    pub(super) plain: bool,
+    /// Position of the first token.
+    pub(super) start: u32,
+    pub(super) count: u32,
+    pub(super) hits: u32,
+    pub(super) claims: u32,
+    hidden: bool,
+    /// The tail to be replaced by a copy, as an index of the table, and what undoes its mark.
+    pub(super) cow: Option<(u32, u32)>,
+    pub(super) table_target: u32,
+    pub(super) claim: Claim,
+}
+
+impl Draft {
+    pub(super) fn clear(&mut self) {
+        let Self { rows, hits, nodes, hidden, claims, .. } = self;
+        rows.clear();
+        hits.clear();
+        nodes.clear();
+        hidden.clear();
+        claims.clear();
+        (self.needed, self.claims_before, self.claims_after) = (0, 0, 0);
+        (self.query_tokens, self.table_blocks) = (0, 0);
+    }
+}
+
+impl<S: BuildHasher> KvCache<S> {
+    pub(super) fn draft_rows(&mut self, rows: &[Row<'_>], draft: &mut Draft) -> Result<(), PlanError> {
+        self.plans += 1;
+        for (index, row) in rows.iter().enumerate() {
+            self.draft_row(index, row, draft)?;
+        }
+        let shortfall = self.room(draft.needed, draft.claims_before, draft.claims_after);
+        shortfall.map_err(PlanError::from)
+    }
+
+    /// Drafts one row; on an error the row itself has left nothing behind.
+    fn draft_row(&mut self, index: usize, row: &Row<'_>, draft: &mut Draft) -> Result<(), PlanError> {
+        let block_size = self.config.block_size;
+        let capacity = self.blocks.pool.capacity();
+        let unknown = PlanError::UnknownSequence { row: index, seq: row.seq };
+        let seq = self.seqs.get_mut(row.seq).ok_or(unknown)?;
+        if seq.mark == self.plans {
+            return Err(PlanError::RepeatedSequence { row: index, seq: row.seq });
+        }
+        if draft_plain(&self.blocks, seq, row, draft) {
+            seq.mark = self.plans;
+            return Ok(());
+        }
+        let too_long = PlanError::TooLong { row: index };
+        let count = match row.tokens {
+            RowTokens::Ids(ids) => u32::try_from(ids.len()).map_err(|_| too_long)?,
+            RowTokens::Count(count) => count,
+        };
+        if count == 0 {
+            return Err(PlanError::EmptyRow { row: index });
+        }
+        if row.drafts >= count {
+            return Err(PlanError::TooManyDrafts { row: index, drafts: row.drafts, tokens: count });
+        }
+        let start = seq.planned;
+        let end = start.checked_add(count).ok_or(too_long)?;
+        let table_target = end.checked_add(row.lookahead).ok_or(too_long)?.div_ceil(block_size);
+        if table_target > capacity {
+            let group = Self::GROUP;
+            return Err(PlanError::NeverFits { row: index, blocks: table_target, capacity, group });
+        }
+        let table_target = table_target.max(seq.table.len());
+        draft.query_tokens += u64::from(count);
+        draft.table_blocks += u64::from(table_target);
+        if draft.query_tokens.max(draft.table_blocks) > u64::from(u32::MAX) {
+            return Err(too_long);
+        }
+
+        // From here on nothing fails.
+        seq.mark = self.plans;
+        let mut drafted = DraftRow {
+            seq: row.seq,
+            plain: false,
+            start,
+            count,
+            hits: 0,
+            claims: 0,
+            hidden: false,
+            cow: None,
+            table_target,
+            claim: seq.claim,
+        };
+        let mut idle_hits = 0;
+        match row.tokens {
+            RowTokens::Ids(ids) => {
+                // One token at least is left to compute, and it is no draft.
+                let limit = end - row.drafts - 1;
+                idle_hits = draft_hits(&mut self.blocks, seq, ids, limit, draft, &mut drafted);
+                seq.tail.extend_from_slice(ids);
+            }
+            RowTokens::Count(_) => seq.tail.resize(seq.tail.len() + ix(count), 0),
+        }
+        if drafted.hits == 0 && start % block_size != 0 {
+            draft_tail(&mut self.blocks, seq, start / block_size, draft, &mut drafted);
+        }
+        if matches!(row.tokens, RowTokens::Ids(_)) {
+            draft_claims(&mut self.blocks, seq, end - row.drafts, draft, &mut drafted);
+        }
+        let grown = (table_target - seq.table.len()).saturating_sub(drafted.hits) + idle_hits;
+        draft.needed += u64::from(grown) + u64::from(drafted.cow.is_some());
+        draft.claims_before += u64::from(seq.claim.blocks);
+        let lacking = seq.claim.target.saturating_sub(table_target);
+        drafted.claim.blocks = seq.claim.blocks.saturating_sub(grown).min(lacking);
+        draft.claims_after += u64::from(drafted.claim.blocks);
+        draft.rows.push(drafted);
+        Ok(())
+    }
+
+    /// Undoes the first half, newest first, so that every list is as it was.
+    pub(super) fn undo(&mut self, draft: &Draft) {
+        let mut hits = draft.hits.iter().rev();
+        let mut hidden = draft.hidden.iter().rev();
+        let mut claims = draft.claims.iter().rev();
+        for row in draft.rows.iter().rev() {
+            claims.by_ref().take(ix(row.claims)).for_each(|&node| self.blocks.index.unclaim(node));
+            if let Some(&hidden) = row.hidden.then(|| hidden.next()).flatten() {
+                self.blocks.index.unhide(hidden);
+            }
+            let Some(seq) = self.seqs.get_mut(row.seq) else { continue };
+            if let Some((tail, before)) = row.cow.and_then(|(index, before)| Some((seq.table.get(index)?, before))) {
+                self.blocks.pool.undo_displace(tail.id(), before);
+            }
+            seq.tail.truncate(ix(row.start - seq.tail_start(self.config.block_size)));
+            for (_, block) in hits.by_ref().take(ix(row.hits)) {
+                if let Some(block) = block {
+                    self.blocks.pool.unhold(*block);
+                }
+            }
+        }
+    }
+}
+
+/// Drafts the row that most rows are, if it is one: see [`DraftRow::plain`]. It takes no block, names none, and leaves
+/// claims as they are; all that the general way would find out.
+#[inline]
+fn draft_plain<S: BuildHasher>(blocks: &Blocks<S>, seq: &mut Sequence, row: &Row<'_>, draft: &mut Draft) -> bool {
+    let RowTokens::Ids(&[token]) = row.tokens else { return false };
+    let start = seq.planned;
+    let (index, offset) = (start / blocks.block_size, start % blocks.block_size);
+    let stays_open = offset != 0 && offset + 1 < blocks.block_size;
+    if !stays_open || row.drafts != 0 || (row.lookahead | seq.lookahead) != 0 || seq.table.len() != index + 1 {
+        return false;
+    }
+    let Some(tail) = seq.table.get(index).map(BlockRef::id) else { return false };
+    if !blocks.pool.may_write(tail, offset) || blocks.pool.identity(tail).is_some() {
+        return false;
+    }
+    draft.query_tokens += 1;
+    draft.table_blocks += u64::from(index + 1);
+    if draft.query_tokens.max(draft.table_blocks) > u64::from(u32::MAX) {
+        return false;
+    }
+    seq.tail.push(token);
+    let (table_target, claim) = (index + 1, seq.claim);
+    let (hits, claims, hidden, cow) = (0, 0, false, None);
+    draft.rows.push(DraftRow {
+        seq: row.seq,
+        plain: true,
+        start,
+        count: 1,
+        hits,
+        claims,
+        hidden,
+        cow,
+        table_target,
+        claim,
+    });
+    true
+}
+
+/// Finds what of a row is in the cache already, and holds it. Returns how many idle blocks that takes.
+fn draft_hits<S: BuildHasher>(
+    blocks: &mut Blocks<S>,
+    seq: &Sequence,
+    ids: &[TokenId],
+    limit: u32,
+    draft: &mut Draft,
+    drafted: &mut DraftRow,
+) -> u32 {
+    let block_size = blocks.block_size;
+    let first = drafted.start / block_size;
+    // Only whole blocks at the open end of the table can be adopted.
+    if len32(ids.len()) <= block_size
+        || drafted.start % block_size != 0
+        || seq.table.len() != first
+        || seq.unknown_rows > 0
+        || seq.anonymous_from != u32::MAX
+    {
+        return 0;
+    }
+    let Some(parent) = parent_of(blocks, seq, first) else { return 0 };
+    let walk = Walk { parent, tokens: ids, start: drafted.start, limit, query: seq.query() };
+    let index = &blocks.index;
+    draft.nodes.clear();
+    let visible = |node| index.entry(node).is_some() || index.is_promised(node);
+    drafted.hits = blocks.walk(&walk, &mut draft.nodes, visible);
+    let mut idle = 0;
+    for &node in &draft.nodes {
+        let block = blocks.index.entry(node);
+        if let Some(block) = block {
+            idle += u32::from(blocks.pool.is_idle(block));
+            blocks.pool.hold(block);
+        }
+        draft.hits.push((node, block));
+    }
+    idle
+}
+
+/// Decides how a partly filled tail is written: in place by its last holder, else in a copy.
+fn draft_tail<S: BuildHasher>(
+    blocks: &mut Blocks<S>,
+    seq: &Sequence,
+    index: u32,
+    draft: &mut Draft,
+    drafted: &mut DraftRow,
+) {
+    let Some(tail) = seq.table.get(index).map(BlockRef::id) else { return };
+    let offset = drafted.start % blocks.block_size;
+    if !blocks.pool.may_write(tail, offset) {
+        // From now on a later row that shares this tail may be its last holder.
+        drafted.cow = Some((index, blocks.pool.displace(tail, offset)));
+    } else if let Some(node) = blocks.node_of(tail) {
+        // It was full once, and what was found under its name is about to be overwritten.
+        draft.hidden.push(blocks.index.hide(node, tail));
+        drafted.hidden = true;
+    }
+}
+
+/// Names the blocks that the row fills, for the rows behind it.
+fn draft_claims<S: BuildHasher>(
+    blocks: &mut Blocks<S>,
+    seq: &Sequence,
+    known_end: u32,
+    draft: &mut Draft,
+    drafted: &mut DraftRow,
+) {
+    let block_size = blocks.block_size;
+    let first = drafted.start / block_size + drafted.hits;
+    let end = known_end / block_size;
+    if first >= end || seq.unknown_rows > 0 || seq.anonymous_from != u32::MAX || seq.query().private {
+        return;
+    }
+    let last_hit = draft.hits.last().filter(|_| drafted.hits > 0);
+    let Some(mut parent) = last_hit.map(|hit| Parent::Node(hit.0)).or_else(|| parent_of(blocks, seq, first)) else {
+        return;
+    };
+    for index in first..end {
+        let extras = seq.query().overlapping(index * block_size..(index + 1) * block_size);
+        let node = blocks.index.claim(parent, seq.block_tokens(index, block_size), extras);
+        draft.claims.push(node);
+        drafted.claims += 1;
+        parent = Parent::Node(node);
+    }
+}
