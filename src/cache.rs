@@ -174,6 +174,9 @@ impl<S: BuildHasher> KvCache<S> {
         if block_size == 0 {
             return Err(ConfigError::ZeroBlockSize);
         }
+        if num_blocks > 1 << 30 {
+            return Err(ConfigError::TooManyBlocks { num_blocks });
+        }
         if num_blocks.checked_mul(block_size).is_none() {
             return Err(ConfigError::TooManySlots { num_blocks, block_size });
         }

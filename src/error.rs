@@ -74,6 +74,11 @@ errors! {
             /// As configured.
             num_blocks: u32,
         } => "no memory to keep account of {num_blocks} blocks",
+        /// Blocks and their names are numbered by 31 bits.
+        TooManyBlocks {
+            /// As configured.
+            num_blocks: u32,
+        } => "{num_blocks} blocks are more than 2^30",
         /// Slots are numbered by `u32`.
         TooManySlots {
             /// As configured.

@@ -1,11 +1,14 @@
 //! The prefix index: a tree of blocks, found by comparing tokens.
 //!
-//! Floor 1. A *node* stands for one full block's content under its parent: (parent, tokens, extras). Nodes are found
-//! through a hash table whose hash only picks candidates; the comparison decides. A node has an *entry*, the block that
+//! Floor 1. A *node* stands for one full block's content under its parent: (parent, tokens, extras). The children of a
+//! node hang on it in a tree that is walked by comparing tokens; only nodes with extras, which are rare, are found through
+//! a hash table, whose hash picks candidates while the comparison decides. A node has an *entry*, the block that
 //! lookups get, and *twins*, live blocks of the same content that arose beside it (tables are never edited under a
 //! sequence). A node outlives its blocks while it has children, so that a child never hangs on a reused number.
 //!
 //! Which content is *computed* is known per block: blocks of an open step carry its number until it commits.
+
+mod children;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -18,6 +21,7 @@ use super::scope::Scopes;
 use crate::block::list::{Links, List, NIL};
 use crate::error::ConfigError;
 use crate::id::{BlockId, TokenId, ix, len32};
+use children::Forks;
 
 /// What a block follows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -29,7 +33,8 @@ pub(crate) enum Parent {
 #[derive(Clone, Debug)]
 struct Node {
     parent: Parent,
-    hash: u64,
+    /// The link to its children without extras.
+    top: u32,
     /// The entry, or [`NIL`].
     block: u32,
     twins: List,
@@ -57,7 +62,9 @@ pub(crate) struct PrefixIndex<S> {
     pub(crate) hasher: S,
     pub(crate) scopes: Scopes,
     block_size: usize,
+    /// Nodes with extras.
     table: HashTable<u32>,
+    forks: Forks,
     nodes: Vec<Node>,
     /// Tokens of node n: `n × block_size ..`.
     tokens: Vec<TokenId>,
@@ -78,6 +85,7 @@ impl<S: BuildHasher> PrefixIndex<S> {
             scopes: Scopes::default(),
             block_size: ix(block_size),
             table: HashTable::new(),
+            forks: Forks::default(),
             nodes: Vec::new(),
             tokens: Vec::new(),
             vacant: Vec::new(),
@@ -125,31 +133,49 @@ impl<S: BuildHasher> PrefixIndex<S> {
         self.computing[block.index()] = 0;
     }
 
-    /// The node of this content.
-    pub(crate) fn find(&self, parent: Parent, tokens: &[TokenId], extras: &[Extra]) -> Option<u32> {
-        self.find_hashed(self.hash(parent, tokens, extras), parent, tokens, extras)
+    /// The link to a parent's children without extras.
+    fn top(&self, parent: Parent) -> u32 {
+        match parent {
+            Parent::Scope(scope) => self.scopes.top(scope),
+            Parent::Node(node) => self.nodes[ix(node)].top,
+        }
     }
 
-    fn find_hashed(&self, hash: u64, parent: Parent, tokens: &[TokenId], extras: &[Extra]) -> Option<u32> {
+    fn set_top(&mut self, parent: Parent, top: u32) {
+        match parent {
+            Parent::Scope(scope) => self.scopes.set_top(scope, top),
+            Parent::Node(node) => self.nodes[ix(node)].top = top,
+        }
+    }
+
+    /// The node of this content.
+    #[inline]
+    pub(crate) fn find(&self, parent: Parent, tokens: &[TokenId], extras: &[Extra]) -> Option<u32> {
+        if !extras.is_empty() {
+            return self.find_with_extras(parent, tokens, extras);
+        }
+        let id = self.forks.nearest(self.top(parent), tokens);
+        (id != NIL && same_tokens(self.tokens(id), tokens)).then_some(id)
+    }
+
+    fn find_with_extras(&self, parent: Parent, tokens: &[TokenId], extras: &[Extra]) -> Option<u32> {
         let same = |&id: &u32| {
             let node = &self.nodes[ix(id)];
-            node.parent == parent
-                && same_tokens(self.tokens(id), tokens)
-                && node.extras.as_deref().unwrap_or(&[]) == extras
+            node.parent == parent && same_tokens(self.tokens(id), tokens) && node.extras.as_deref() == Some(extras)
         };
-        self.table.find(hash, same).copied()
+        self.table.find(self.hash(parent, tokens, extras), same).copied()
     }
 
     /// The node of this content, made where there is none, with the promise of a block for it: to be followed by
     /// [`fill`](Self::fill), or undone by [`unclaim`](Self::unclaim) in reverse order.
     pub(crate) fn claim(&mut self, parent: Parent, tokens: &[TokenId], extras: &[Extra]) -> u32 {
-        let hash = self.hash(parent, tokens, extras);
-        if let Some(id) = self.find_hashed(hash, parent, tokens, extras) {
+        if let Some(id) = self.find(parent, tokens, extras) {
             self.nodes[ix(id)].promised += 1;
             return id;
         }
         let extras = (!extras.is_empty()).then(|| extras.into());
-        let node = Node { parent, hash, block: NIL, twins: List::new(), children: 0, promised: 1, hidden: 0, extras };
+        let node =
+            Node { parent, top: NIL, block: NIL, twins: List::new(), children: 0, promised: 1, hidden: 0, extras };
         let id = match self.vacant.pop() {
             Some(id) => {
                 let from = ix(id) * self.block_size;
@@ -163,13 +189,49 @@ impl<S: BuildHasher> PrefixIndex<S> {
                 len32(self.nodes.len() - 1)
             }
         };
-        let nodes = &self.nodes;
-        self.table.insert_unique(hash, id, |&id| nodes[ix(id)].hash);
+        self.hang(id);
+        id
+    }
+
+    /// Hangs a new node on its parent.
+    fn hang(&mut self, id: u32) {
+        let parent = self.nodes[ix(id)].parent;
         match parent {
             Parent::Scope(scope) => self.scopes.share(scope),
             Parent::Node(parent) => self.nodes[ix(parent)].children += 1,
         }
-        id
+        if let Some(extras) = self.nodes[ix(id)].extras.as_deref() {
+            let hash = self.hash(parent, self.tokens(id), extras);
+            let mut table = core::mem::take(&mut self.table);
+            table.insert_unique(hash, id, |&id| {
+                let node = &self.nodes[ix(id)];
+                self.hash(node.parent, self.tokens(id), node.extras.as_deref().unwrap_or(&[]))
+            });
+            self.table = table;
+            return;
+        }
+        self.forks.grow(id);
+        let (size, mut top) = (self.block_size, self.top(parent));
+        let all = &self.tokens;
+        self.forks.add(&mut top, id, |id| all.get(ix(id) * size..(ix(id) + 1) * size).unwrap_or(&[]));
+        self.set_top(parent, top);
+    }
+
+    /// Takes a node off its parent, and returns that.
+    fn unhang(&mut self, id: u32) -> Parent {
+        let parent = self.nodes[ix(id)].parent;
+        if let Some(extras) = self.nodes[ix(id)].extras.take() {
+            let hash = self.hash(parent, self.tokens(id), &extras);
+            if let Ok(found) = self.table.find_entry(hash, |&other| other == id) {
+                found.remove();
+            }
+            return parent;
+        }
+        let (from, mut top) = (ix(id) * self.block_size, self.top(parent));
+        let tokens = self.tokens.get(from..from + self.block_size).unwrap_or(&[]);
+        self.forks.remove(&mut top, id, tokens);
+        self.set_top(parent, top);
+        parent
     }
 
     /// Undoes [`claim`](Self::claim).
@@ -277,11 +339,7 @@ impl<S: BuildHasher> PrefixIndex<S> {
                 return;
             }
             debug_assert_eq!(node.twins.len(), 0, "a twin would be the entry");
-            let (hash, parent) = (node.hash, node.parent);
-            node.extras = None;
-            if let Ok(found) = self.table.find_entry(hash, |&other| other == id) {
-                found.remove();
-            }
+            let parent = self.unhang(id);
             self.vacant.push(id);
             match parent {
                 Parent::Scope(scope) => return self.scopes.release(scope, &self.hasher),
@@ -331,8 +389,13 @@ impl<S: BuildHasher> PrefixIndex<S> {
                 return Err("a node is not found by its content");
             }
         }
-        if count != self.table.len() {
-            return Err("the table does not hold the living nodes");
+        let mut hanging = self.table.len();
+        let tops = self.nodes.iter().zip(&live).filter(|(_, live)| **live).map(|(node, _)| node.top);
+        for top in tops.chain(self.scopes.tops()) {
+            hanging += ix(self.forks.check(top, |id| self.tokens(id))?);
+        }
+        if count != hanging {
+            return Err("the trees and the table do not hold the living nodes");
         }
         for (node, id) in self.nodes.iter().zip(0_u32..).filter(|(_, id)| live[ix(*id)]) {
             if node.children != children[ix(id)] {

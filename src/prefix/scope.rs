@@ -8,6 +8,7 @@ use core::hash::BuildHasher;
 
 use hashbrown::HashTable;
 
+use crate::block::list::NIL;
 use crate::id::{ix, len32};
 
 /// What a first block stands on: everything but tokens and extras that the content of K and V depends on, and whoever
@@ -50,10 +51,12 @@ pub(crate) struct Scopes {
     table: HashTable<u32>,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Entry {
     scope: Scope,
     uses: u32,
+    /// The index's link to the first blocks under this scope.
+    top: u32,
 }
 
 impl Scopes {
@@ -68,7 +71,7 @@ impl Scopes {
             self.entries[ix(id)].uses += 1;
             return id;
         }
-        let entry = Entry { scope: scope.clone(), uses: 1 };
+        let entry = Entry { scope: scope.clone(), uses: 1, top: NIL };
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.entries[ix(id)] = entry;
@@ -101,6 +104,20 @@ impl Scopes {
             found.remove();
         }
         self.vacant.push(id);
+    }
+
+    #[inline]
+    pub(super) fn top(&self, id: u32) -> u32 {
+        self.entries.get(ix(id)).map_or(NIL, |entry| entry.top)
+    }
+
+    pub(super) fn set_top(&mut self, id: u32, top: u32) {
+        self.entries[ix(id)].top = top;
+    }
+
+    /// The links of all scopes.
+    pub(super) fn tops(&self) -> impl Iterator<Item = u32> + '_ {
+        self.entries.iter().map(|entry| entry.top)
     }
 
     pub(crate) fn uses(&self, id: u32) -> u32 {
