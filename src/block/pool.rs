@@ -315,6 +315,9 @@ impl BlockPool {
             if (record.refs, record.displaced) != expected(block) {
                 return Err("a reference count is not the number of holders");
             }
+            if record.displaced == 0 && record.displaced_len > 0 {
+                return Err("a block waits for a holder that does not come back");
+            }
             if index < first {
                 if record.refs > 0 || record.place != Place::Out {
                     return Err("a reserved block is in use");

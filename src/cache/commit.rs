@@ -256,7 +256,7 @@ impl<S: BuildHasher> KvCache<S> {
         seq.lookahead = row.lookahead;
         seq.unknown_rows -= u32::from(row.by_count);
         // A storage may have seen this step's edits, or not: the next step's must do for both.
-        seq.table.touch(row.unchanged.min(row.start / block_size));
+        seq.table.touch(row.unchanged);
         seq.regain_claim(freed, reserved);
     }
 

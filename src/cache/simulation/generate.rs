@@ -268,7 +268,7 @@ impl Generator {
         }
         let Some(seq) = world.seq(spec.seq) else { return OutcomeSpec::Accept(self.rng.below(most + 3)) };
         let least = if spec.kind == Kind::Ids { most - spec.drafts } else { 0 };
-        let may_roll_back = seq.open_rows == 1 || self.rng.chance(2);
+        let may_roll_back = seq.open_rows == 1 || self.rng.chance(12);
         let accepted = if may_roll_back && self.rng.chance(50) { self.rng.within(least, most) } else { most };
         match spec.kind {
             Kind::Later if self.rng.chance(80) => OutcomeSpec::Ids(spec.tokens[..ix(accepted)].to_vec()),

@@ -68,3 +68,41 @@ fn a_fork_that_was_cut_does_not_write_what_an_abort_comes_back_to() {
     cache.abort_all();
     cache.check_integrity().unwrap();
 }
+
+#[test]
+fn a_row_that_a_later_step_builds_on_cannot_roll_back() {
+    let mut cache = cache(8, 4);
+    let [a, b] = [1, 2].map(|token| sequence_of(&mut cache, &[token]));
+    let mut step = Step::new();
+    let rows = [Row::ids(a, &[3, 4]).with_drafts(1), Row::count(b, 2)];
+    let first = cache.plan(&rows, &mut step).unwrap();
+    let second = cache.plan(&[Row::ids(a, &[5]), Row::ids(b, &[5])], &mut step).unwrap();
+    let before = cache.snapshot();
+    let later = |row, seq| Err(StepError::LaterStepOpen { row, seq });
+    assert_eq!(cache.commit(first, &[Outcome::Accept(1), Outcome::All]), later(0, a));
+    assert_eq!(cache.commit(first, &[Outcome::All, Outcome::Accept(1)]), later(1, b));
+    assert_eq!(cache.commit(first, &[Outcome::All, Outcome::Ids(&[6])]), later(1, b));
+    assert_eq!(cache.snapshot(), before);
+    // Without the later step it can.
+    cache.abort(second).unwrap();
+    cache.commit(first, &[Outcome::Accept(1), Outcome::Ids(&[6])]).unwrap();
+    assert_eq!([a, b].map(|seq| cache.sequence(seq).unwrap().len()), [2, 2]);
+    cache.check_integrity().unwrap();
+}
+
+#[test]
+fn a_late_abort_leaves_the_older_step_open() {
+    let mut cache = cache(8, 4);
+    let seq = sequence_of(&mut cache, &[1]);
+    let mut step = Step::new();
+    let older = cache.plan(&[Row::ids(seq, &[2, 3])], &mut step).unwrap();
+    let newer = cache.plan(&[Row::ids(seq, &[4, 5, 6])], &mut step).unwrap();
+    cache.abort(newer).unwrap();
+    assert_eq!(cache.open_steps().collect::<Vec<_>>(), [older]);
+    assert_eq!((cache.sequence(seq).unwrap().planned_len(), cache.stats().held), (3, 1));
+    assert_eq!(cache.abort(newer), Err(StepError::NotOpen { step: newer }));
+    cache.commit_all(older).unwrap();
+    run(&mut cache, seq, &[4]);
+    let found = cache.peek(&Scope::default(), &[1, 2, 3, 4, 0], Query::default()).unwrap();
+    assert_eq!(found.cached_tokens, 4);
+}

@@ -94,6 +94,21 @@ fn content_is_found_until_its_last_copy_is_gone() {
 }
 
 #[test]
+fn cached_content_stays_while_a_twin_of_it_is_being_computed() {
+    // b computes again what a has; a goes, and b's step may still be aborted.
+    let mut cache = cache(4, 4);
+    let a = sequence_of(&mut cache, &[1, 2, 3, 4]);
+    let again = Query::default().with_max_hit(0);
+    let b = cache.create(&scope(), &[1, 2, 3, 4], again).unwrap().seq;
+    let id = cache.plan(&[Row::ids(b, &[1, 2, 3, 4])], &mut Step::new()).unwrap();
+    cache.free(a, Release::Cache).unwrap();
+    assert_eq!(cached(&cache, &[1, 2, 3, 4, 5]), 4);
+    cache.abort(id).unwrap();
+    assert_eq!(cached(&cache, &[1, 2, 3, 4, 5]), 4);
+    cache.check_integrity().unwrap();
+}
+
+#[test]
 fn a_hit_handle_cannot_go_stale() {
     // vLLM H5 and 18957: a lookup was remembered, its blocks were overwritten, and the table took them all the same.
     let mut cache = cache(3, 4);

@@ -172,3 +172,18 @@ fn configurations_that_contradict_themselves_are_refused() {
     assert_eq!(KvCache::new(CacheConfig::new(1, 4)).unwrap_err(), ConfigError::NoUsableBlock { num_blocks: 1 });
     assert!(KvCache::new(CacheConfig::new(1, 4).with_scratch(false)).is_ok());
 }
+
+#[test]
+fn a_sequence_cut_back_to_what_is_known_is_shared_again() {
+    // Known tokens, then some that are never told; cut to the known and continued by id: inside an open block, and at
+    // the border of a full one.
+    for (known, unknown) in [(2, 1), (4, 4)] {
+        let mut cache = cache(8, 4);
+        let seq = sequence_of(&mut cache, &tokens(0..known));
+        let id = cache.plan(&[Row::count(seq, unknown)], &mut Step::new()).unwrap();
+        cache.commit_all(id).unwrap();
+        cache.truncate(seq, known).unwrap();
+        run(&mut cache, seq, &tokens(known..8));
+        assert_eq!(cached(&cache, &tokens(0..9)), 8);
+    }
+}
