@@ -48,6 +48,8 @@ pub use tensor::{CpuTensor, CpuTensorMut};
 /// * not on the other rows of the step, nor on how the context was cut into steps;
 /// * not on the number of threads, nor on the feature `rayon`.
 ///
+/// Where a result is NaN, that it is NaN is guaranteed and its sign and payload are not.
+///
 /// A greedy decode therefore gives the same tokens alone and in a batch, with and without prefix sharing, preemption
 /// and chunked prefill, as long as the engine's own operations are as careful.
 ///

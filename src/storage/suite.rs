@@ -33,6 +33,7 @@ macro_rules! storage_suite {
                 the_block_size_changes_nothing,
                 the_company_in_a_batch_changes_nothing,
                 the_cut_into_chunks_changes_nothing,
+                nothing_but_the_context_changes_a_bit,
                 what_comes_later_changes_nothing,
                 a_copy_is_a_whole_block_on_all_layers,
                 the_order_of_copies_changes_nothing,

@@ -145,6 +145,11 @@ impl<'a> CpuTensorMut<'a> {
     /// Checks the tensor and makes it writable from several threads.
     pub(super) fn share(self, tensor: &'static str, expected: [usize; 3]) -> Result<SharedOut<'a>, CpuError> {
         self.shape.check(tensor, expected, self.data.len())?;
+        let shared = SharedOut { first: self.data.as_mut_ptr(), shape: self.shape, data: PhantomData };
+        if self.shape.span() == 0 {
+            // No heads, and strides that `check` has not bounded.
+            return Ok(shared);
+        }
         let Shape { tokens, heads, dim, token_stride, head_stride } = self.shape;
         let (mut inner, mut outer) = ((head_stride, heads), (token_stride, tokens));
         if inner.0 > outer.0 {
@@ -155,10 +160,7 @@ impl<'a> CpuTensorMut<'a> {
         let inner_fits = inner.1 <= 1 || inner.0 >= dim;
         let span = if inner.1 <= 1 { dim } else { (inner.1 - 1) * inner.0 + dim };
         let outer_fits = outer.1 <= 1 || outer.0 >= span;
-        if self.shape.span() != 0 && !(inner_fits && outer_fits) {
-            return Err(CpuError::Overlap { token_stride, head_stride });
-        }
-        Ok(SharedOut { first: self.data.as_mut_ptr(), shape: self.shape, data: PhantomData })
+        if inner_fits && outer_fits { Ok(shared) } else { Err(CpuError::Overlap { token_stride, head_stride }) }
     }
 }
 

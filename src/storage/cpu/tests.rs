@@ -309,3 +309,100 @@ fn a_storage_is_send_and_sync() {
     fn check<T: Send + Sync>() {}
     check::<CpuStorage>();
 }
+
+/// No strides overflow where there is nothing that they could separate.
+#[test]
+fn tensors_of_no_tokens_may_have_any_strides() {
+    let mut storage = storage(DType::F32);
+    storage.prepare((), &Step::from_tables(4, &[], &[]).unwrap(), 0).unwrap();
+    for heads in [4, usize::MAX - 1] {
+        for stride in [0, 1, usize::MAX] {
+            let shape = [0, heads, 12];
+            let q = CpuTensor::new::<f32>(&[], shape).with_strides(stride, stride);
+            let to = CpuTensorMut::new(&mut [], shape).with_strides(stride, stride);
+            assert_eq!(storage.attend((), 1, q, to, &SCALE), Ok(()));
+        }
+    }
+}
+
+/// Outputs that are taken are in bounds and disjoint, by marking every element: all small shapes and strides.
+#[test]
+fn outputs_that_are_taken_have_disjoint_heads() {
+    const LEN: usize = 30;
+    let mut taken = 0;
+    for at in 0..4 * 4 * 3 * 12 * 12 {
+        let shape @ [tokens, heads, dim] = [at % 4, at / 4 % 4, 1 + at / 16 % 3];
+        let (token_stride, head_stride) = (at / 48 % 12, at / 576);
+        let mut data = [0.0; LEN];
+        let out = CpuTensorMut::new(&mut data, shape).with_strides(token_stride, head_stride);
+        if out.share("out", shape).is_err() {
+            continue;
+        }
+        taken += 1;
+        let mut marks = [false; LEN];
+        for index in 0..tokens * heads * dim {
+            let (token, head, d) = (index / dim / heads, index / dim % heads, index % dim);
+            let mark = &mut marks[token * token_stride + head * head_stride + d];
+            assert!(!*mark, "{shape:?} with strides {token_stride} and {head_stride}");
+            *mark = true;
+        }
+    }
+    assert!(taken > 1000, "{taken}");
+}
+
+/// The copies of a step that was replaced are no longer due.
+#[test]
+fn a_new_step_forgets_the_copies_of_the_one_before() {
+    let mut storage = written(DType::F32);
+    let memory = bits(&storage);
+    storage.prepare((), &prompt(&[BlockCopy { src: BlockId::new(5), dst: BlockId::new(0) }]), 1).unwrap();
+    storage.prepare((), &prompt(&[]), 1).unwrap();
+    attended(&storage, CpuTensor::new(&numbers(288, 3), Q));
+    storage.copy_blocks(()).unwrap();
+    assert_eq!(bits(&storage), memory);
+}
+
+/// Scores of −∞ over whole chunks weigh nothing, however many, and what comes after them is seen as if it were alone.
+#[test]
+fn scores_of_minus_infinity_weigh_nothing() {
+    let shape = KvShape::new(1, 1, 8, DType::F32);
+    let mut storage = CpuStorage::new(KvLayout::per_layer(&shape, 10, 16).unwrap()).unwrap();
+    let blocks: Vec<_> = (0..10).map(BlockId::new).collect();
+    let step = Step::from_tables(16, &[TableRow { start: 0, len: 160, blocks: &blocks }], &[]).unwrap();
+    storage.prepare((), &step, 1).unwrap();
+    // Positions 0 to 129 are −∞, two chunks of 64 and two more; those of 130 on are equal, V counts them.
+    let k: Vec<f32> = (0..160).flat_map(|at| [if at < 130 { f32::NEG_INFINITY } else { 0.5 }; 8]).collect();
+    let v: Vec<f32> = (0_u8..160).flat_map(|at| [f32::from(at); 8]).collect();
+    let dense = [160, 1, 8];
+    storage.write_kv((), 0, CpuTensor::new(&k, dense), CpuTensor::new(&v, dense)).unwrap();
+    let mut out = alloc::vec![0.0; 160 * 8];
+    let q = [1.0; 160 * 8];
+    storage.attend((), 0, CpuTensor::new(&q, dense), CpuTensorMut::new(&mut out, dense), &SCALE).unwrap();
+    for (at, out) in (0_u8..).zip(out.chunks_exact(8)) {
+        // The mean of 130 ..= at.
+        let mean = f32::midpoint(130.0, f32::from(at));
+        assert!(out.iter().all(|x| if at < 130 { x.is_nan() } else { (x - mean).abs() < 1e-4 }), "{at}: {out:?}");
+    }
+}
+
+/// What a thread computed before leaves nothing behind, be it NaN, also where a head does not fill its vectors.
+#[test]
+fn a_call_leaves_nothing_to_the_next() {
+    let run = |dim: u32, q: f32| {
+        let shape = KvShape::new(1, 1, dim, DType::F32);
+        let mut storage = CpuStorage::new(KvLayout::per_layer(&shape, 1, 4).unwrap()).unwrap();
+        let row = TableRow { start: 0, len: 4, blocks: &ids([0]) };
+        storage.prepare((), &Step::from_tables(4, &[row], &[]).unwrap(), 1).unwrap();
+        let dense = [4, 1, ix(dim)];
+        let kv = numbers(4 * ix(dim), 4);
+        storage.write_kv((), 0, CpuTensor::new(&kv, dense), CpuTensor::new(&kv, dense)).unwrap();
+        let (q, mut out) = (alloc::vec![q; kv.len()], alloc::vec![0.0; kv.len()]);
+        storage.attend((), 0, CpuTensor::new(&q, dense), CpuTensorMut::new(&mut out, dense), &SCALE).unwrap();
+        out
+    };
+    for dim in [5, 8, 13] {
+        let clean = run(dim, 0.5);
+        assert!(run(16, f32::NAN).iter().all(|x| x.is_nan()));
+        assert_eq!(run(dim, 0.5), clean);
+    }
+}

@@ -50,9 +50,11 @@ pub(super) enum Form {
     /// `[block, token, head, K then V]` with gaps, at an odd offset, all layers in one allocation, and one KV head
     /// more in each layer.
     Foreign,
+    /// All of K, then all of V, each `[block, head, token, dim]` and dense: a block of a plane is one run.
+    Planes,
 }
 
-pub(super) const FORMS: [Form; 3] = [Form::PerLayer, Form::CrossLayer, Form::Foreign];
+pub(super) const FORMS: [Form; 4] = [Form::PerLayer, Form::CrossLayer, Form::Foreign, Form::Planes];
 
 /// The attention of a model.
 #[derive(Clone, Copy, Debug)]
@@ -90,6 +92,7 @@ impl Model {
             Form::PerLayer => KvLayout::per_layer(&shape, num_blocks, block_size).unwrap(),
             Form::CrossLayer => KvLayout::cross_layer(&shape, num_blocks, block_size).unwrap(),
             Form::Foreign => self.foreign(num_blocks, block_size),
+            Form::Planes => self.planes(num_blocks, block_size),
         }
     }
 
@@ -110,6 +113,24 @@ impl Model {
             })
             .collect();
         KvLayout::custom(num_blocks, block_size, self.dtype, layers, alloc::vec![0, base]).unwrap()
+    }
+
+    fn planes(&self, num_blocks: u32, block_size: u32) -> KvLayout {
+        let [blocks, heads, tokens] = [num_blocks, self.kv_heads, block_size].map(u64::from);
+        let plane = |base_elems, dim| Plane {
+            base_elems,
+            block_stride_elems: heads * tokens * dim,
+            head_stride_elems: tokens * dim,
+            token_stride_elems: dim,
+        };
+        let [k_dim, v_dim] = [self.k_dim, self.v_dim].map(u64::from);
+        let k_elems = blocks * heads * tokens * k_dim;
+        let (k, v) = (plane(0, k_dim), plane(k_elems, v_dim));
+        let (kv_heads, k_dim, v_dim) = (self.kv_heads, self.k_dim, self.v_dim);
+        let layers = (0..self.layers).map(|allocation| LayerLayout { k, v, kv_heads, k_dim, v_dim, allocation });
+        let elems = k_elems + blocks * heads * tokens * u64::from(v_dim);
+        let sizes = alloc::vec![elems; ix(self.layers)];
+        KvLayout::custom(num_blocks, block_size, self.dtype, layers.collect(), sizes).unwrap()
     }
 
     /// What the storage keeps of a number.
