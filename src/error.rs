@@ -100,6 +100,11 @@ errors! {
             /// The size that overflowed.
             field: &'static str,
         } => "{field} does not fit into 64 bits",
+        /// The description of so many layers does not fit into memory.
+        OutOfMemory {
+            /// Layers asked for.
+            num_layers: u32,
+        } => "no memory to describe {num_layers} layers",
         /// Heads can be split over ranks or replicated, but not both.
         RanksDoNotDivide {
             /// KV heads of the model.

@@ -271,12 +271,12 @@ impl KvLayout {
             .bytes_per_block(block_size)?
             .checked_mul(u64::from(num_blocks))
             .ok_or(LayoutError::Overflow { field: "bytes of the pool" })?;
-        let [layers, heads, tokens] = [shape.num_layers, shape.kv_heads, block_size].map(u64::from);
+        let [num_layers, heads, tokens] = [shape.num_layers, shape.kv_heads, block_size].map(u64::from);
         let [k_dim, v_dim] = [shape.k_dim, shape.v_dim].map(u64::from);
         // Nothing below overflows: every product is at most the number of elements checked above.
         let head_elems = tokens * (k_dim + v_dim);
         let layer_elems = heads * head_elems;
-        let block_stride_elems = if cross_layer { layers * layer_elems } else { layer_elems };
+        let block_stride_elems = if cross_layer { num_layers * layer_elems } else { layer_elems };
         let layer = |index: u32| {
             let base_elems = if cross_layer { u64::from(index) * layer_elems } else { 0 };
             let plane = |base_elems, token_stride_elems| Plane {
@@ -295,13 +295,13 @@ impl KvLayout {
             }
         };
         let allocations = if cross_layer { 1 } else { ix(shape.num_layers) };
-        Ok(Self {
-            num_blocks,
-            block_size,
-            dtype: shape.dtype,
-            layers: (0..shape.num_layers).map(layer).collect(),
-            allocation_elems: alloc::vec![u64::from(num_blocks) * block_stride_elems; allocations],
-        })
+        let no_memory = |_| LayoutError::OutOfMemory { num_layers: shape.num_layers };
+        let (mut layers, mut allocation_elems) = (Vec::new(), Vec::new());
+        layers.try_reserve_exact(ix(shape.num_layers)).map_err(no_memory)?;
+        layers.extend((0..shape.num_layers).map(layer));
+        allocation_elems.try_reserve_exact(allocations).map_err(no_memory)?;
+        allocation_elems.resize(allocations, u64::from(num_blocks) * block_stride_elems);
+        Ok(Self { num_blocks, block_size, dtype: shape.dtype, layers, allocation_elems })
     }
 
     /// Any layout whose heads are contiguous: planes per layer, and the size of every allocation in elements.

@@ -23,7 +23,7 @@ use memory::{Pools, each};
 use prepared::Prepared;
 
 use super::{AttendParams, KvStorage};
-use crate::id::{GroupId, Slot, ix};
+use crate::id::{GroupId, Slot, ix, len32};
 use crate::layout::KvLayout;
 use crate::step::Step;
 
@@ -131,7 +131,7 @@ impl CpuStorage {
     }
 
     /// Bytes of K and V: those of the layout. Beside them a storage keeps the metadata of a step, and each thread of
-    /// attention some hundred KiB.
+    /// attention some hundred KiB (for heads of usual length).
     pub fn bytes(&self) -> u64 {
         self.layout.bytes()
     }
@@ -139,12 +139,21 @@ impl CpuStorage {
     /// K `[kv_heads, k_dim]` and V `[kv_heads, v_dim]` of one slot, widened. For tools and tests.
     ///
     /// # Errors
-    /// [`CpuError::NoSuchLayer`], [`CpuError::NoSuchSlot`].
+    /// [`CpuError::NoSuchLayer`], [`CpuError::NoSuchSlot`]; [`CpuError::OutOfMemory`] where a layout with many heads at
+    /// one place has less memory than they would take apart.
     pub fn read_slot(&self, layer: u32, slot: Slot) -> Result<(Vec<f32>, Vec<f32>), CpuError> {
         let geometry = self.geometry(layer)?;
         let (block, offset) = self.place(slot)?;
-        let mut k = alloc::vec![0.0; geometry.kv_heads * geometry.k_dim];
-        let mut v = alloc::vec![0.0; geometry.kv_heads * geometry.v_dim];
+        let zeros = |dim: usize| {
+            let elems = geometry.kv_heads.saturating_mul(dim);
+            let bytes = (elems as u64).saturating_mul(4);
+            let no_memory = |_| CpuError::OutOfMemory { allocation: len32(geometry.allocation), bytes };
+            let mut zeros = Vec::new();
+            zeros.try_reserve_exact(elems).map_err(no_memory)?;
+            zeros.resize(elems, 0.0);
+            Ok(zeros)
+        };
+        let (mut k, mut v) = (zeros(geometry.k_dim)?, zeros(geometry.v_dim)?);
         each!(&self.pools, buffers => {
             let elems = &buffers[geometry.allocation];
             for (head, k) in k.chunks_exact_mut(geometry.k_dim).enumerate() {
