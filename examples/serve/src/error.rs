@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::download::DownloadError;
+use crate::engine::EngineError;
 use crate::model::ModelError;
 use crate::options::OptionsError;
 use crate::tokenizer::TokenizerError;
@@ -39,9 +40,9 @@ pub enum Error {
         /// Its number, from 1.
         index: usize,
     },
-    /// There is nothing yet that would run the model.
-    #[error("this build has no engine: it can only load models")]
-    NoEngine,
+    /// The requests.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
     /// Standard output cannot be written to.
     #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),

@@ -3,6 +3,9 @@
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
+use crate::engine::{Generated, Outcome, Request, Response};
+use crate::tokenizer::Tokenizer;
+
 /// The object that `--json` prints.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -74,6 +77,25 @@ pub struct KvReport {
 }
 
 impl Report {
+    /// The report of a run.
+    pub fn new(requests: &[Request], outcome: Outcome, tokenizer: &Tokenizer) -> Self {
+        let output = |generated: Generated| OutputReport {
+            text: tokenizer.decode(&generated.tokens),
+            tokens: generated.tokens,
+            finish_reason: generated.finish_reason,
+        };
+        let request = |(request, response): (&Request, Response)| RequestReport {
+            prompt_ids: request.prompt.clone(),
+            cached_tokens: response.cached_tokens,
+            outputs: response.outputs.into_iter().map(output).collect(),
+        };
+        let requests: Vec<RequestReport> = requests.iter().zip(outcome.responses).map(request).collect();
+        let outputs = requests.iter().flat_map(|request| &request.outputs);
+        let generated: usize = outputs.map(|output| output.tokens.len()).sum();
+        let tokens_per_second = per_second(generated, outcome.seconds);
+        Self { requests, kv: outcome.kv, tokens_per_second }
+    }
+
     /// The object on one line.
     ///
     /// # Errors
@@ -119,6 +141,11 @@ impl Report {
     fn outputs(&self) -> impl Iterator<Item = &OutputReport> {
         self.requests.iter().flat_map(|request| &request.outputs)
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a count of tokens is far below 2^53")]
+fn per_second(count: usize, seconds: f64) -> f64 {
+    if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
 
 /// A number with a comma after each three digits.
