@@ -22,9 +22,9 @@ mod settings;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use paged_kv::cache::Fit;
+use paged_kv::cache::{Fit, Release};
 use paged_kv::error::PlanError;
-use paged_kv::{Query, Scope};
+use paged_kv::{KvCache, Query, Scope, SeqId};
 
 use crate::model::Model;
 use crate::options::Policy;
@@ -86,6 +86,11 @@ impl<'a> Engine<'a> {
         }
     }
 
+    /// The cache: for what it counts, and to check it.
+    pub fn cache(&self) -> &KvCache {
+        &self.kv.cache
+    }
+
     /// Runs requests to their end and tells `observer` what happens on the way. Counts go on from run to run.
     ///
     /// # Errors
@@ -100,8 +105,11 @@ impl<'a> Engine<'a> {
         let result = self.run_all(requests, observer);
         if result.is_err() {
             self.waiting.clear();
-            for mut job in self.running.drain(..) {
-                job.preempt(&mut self.kv.cache, &mut Response::default())?;
+            self.running.clear();
+            // All sequences of the cache are the engine's.
+            let left: Vec<SeqId> = self.kv.cache.sequences().map(|(seq, _)| seq).collect();
+            for seq in left {
+                self.kv.cache.free(seq, Release::Cache).map_err(EngineError::bookkeeping)?;
             }
         }
         result

@@ -85,11 +85,10 @@ impl<'a, W: Write> Transcript<'a, W> {
 /// Where the first line of a text ends, if it is complete: behind a line break, or, where it is too wide, behind the
 /// last space that fits.
 fn break_at(text: &str) -> Option<usize> {
-    if let Some(at) = text.find('\n') {
-        return Some(at + 1);
-    }
-    let (end, _) = text.char_indices().nth(WIDTH)?;
-    Some(text[..end].rfind(' ').map_or(end, |space| space + 1))
+    let end = text.char_indices().nth(WIDTH).map(|(end, _)| end);
+    let fits = &text[..end.unwrap_or(text.len())];
+    let line = fits.find('\n').map(|at| at + 1);
+    line.or_else(|| end.map(|end| fits.rfind(' ').map_or(end, |space| space + 1)))
 }
 
 fn write_line(out: &mut impl Write, several: bool, request: usize, output: usize, text: &str) -> io::Result<()> {
@@ -121,6 +120,7 @@ mod tests {
         // 18 words of 5 characters are 90; the 19th would end at 95.
         assert_eq!(break_at(&words), Some(90));
         assert_eq!(break_at(&"x".repeat(100)), Some(WIDTH));
+        assert_eq!(break_at(&(words + "\n")), Some(90));
         assert_eq!(break_at(&"é".repeat(100)), Some(2 * WIDTH));
     }
 
