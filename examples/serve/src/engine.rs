@@ -18,6 +18,7 @@ mod kv;
 mod meter;
 mod request;
 mod settings;
+mod turn;
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -29,9 +30,10 @@ use paged_kv::{KvCache, Query, Scope, SeqId};
 use crate::model::Model;
 use crate::options::Policy;
 use crate::report::KvReport;
-use job::{Job, Part, Turn};
+use job::{Job, Part};
 use kv::KvRow;
 use meter::Meter;
+use turn::Turn;
 
 pub use error::EngineError;
 pub use kv::Kv;

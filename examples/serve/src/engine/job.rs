@@ -11,6 +11,8 @@
 //! job that was preempted goes the same way again with the tokens that it has by then. Nothing is drawn twice, so the
 //! outcome is the same.
 
+mod beams;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -18,8 +20,9 @@ use paged_kv::cache::Release;
 use paged_kv::{KvCache, SeqId};
 
 use super::EngineError;
-use super::beam::{self, Choice, Finished};
+use super::beam::Finished;
 use super::request::{Event, Generated, Request, Response};
+use super::turn::Turn;
 use crate::options::Decoding;
 use crate::report::FinishReason;
 use crate::sampling::{Sampler, argmax};
@@ -42,6 +45,14 @@ struct Branch {
 impl Branch {
     fn pending(&self) -> usize {
         self.tokens.len() - self.computed
+    }
+
+    fn draw(&mut self, logits: &[f32]) {
+        let token = match &mut self.sampler {
+            Some(sampler) => sampler.draw(logits),
+            None => argmax(logits),
+        };
+        self.tokens.push(token);
     }
 }
 
@@ -356,96 +367,5 @@ impl Job {
         }
         self.phase = Phase::Forked { seqs: living };
         Ok(())
-    }
-
-    /// One step of the beam search; `logits` has a row for each branch.
-    fn extend_beams(&mut self, logits: &[&[f32]], turn: &mut Turn<'_>) -> Result<(), EngineError> {
-        let (Some(width), Phase::Forked { seqs }) = (self.beam, &mut self.phase) else { return Ok(()) };
-        let scored = self.branches.iter().zip(logits).map(|(branch, &logits)| (branch.score, logits));
-        let scored: Vec<(f64, &[f32])> = scored.collect();
-        let mut running: Vec<Choice> = Vec::with_capacity(width);
-        let generated = |branches: &[Branch], choice: &Choice| {
-            let mut tokens = branches[choice.parent].tokens[self.prompt_len..].to_vec();
-            tokens.push(choice.token);
-            tokens
-        };
-        for choice in beam::continuations(&scored, width + turn.ends.len()) {
-            if running.len() == width {
-                break;
-            }
-            if turn.ends.contains(&choice.token) {
-                let tokens = generated(&self.branches, &choice);
-                self.finished.add(choice.score, tokens, FinishReason::Stop, width);
-            } else {
-                running.push(choice);
-            }
-        }
-        let len = self.branches.first().map_or(0, |branch| branch.tokens.len() + 1 - self.prompt_len);
-        if len >= self.max_tokens {
-            for choice in running.drain(..) {
-                let tokens = generated(&self.branches, &choice);
-                self.finished.add(choice.score, tokens, FinishReason::Length, width);
-            }
-        }
-        if running.first().is_none_or(|best| self.finished.beats(best.score, width)) {
-            running.clear();
-        }
-        // The losers' blocks are of no use to anybody.
-        let parents: Vec<usize> = running.iter().map(|choice| choice.parent).collect();
-        turn.cache.select(seqs, &parents).map_err(EngineError::bookkeeping)?;
-        let continued = running.iter().map(|choice| {
-            let mut branch = self.branches[choice.parent].clone();
-            branch.tokens.push(choice.token);
-            branch.score = choice.score;
-            branch
-        });
-        self.branches = continued.collect();
-        if self.branches.is_empty() {
-            for (output, generated) in core::mem::take(&mut self.finished).into_outputs().into_iter().enumerate() {
-                for &token in &generated.tokens {
-                    turn.tell(Event::Token { request: self.request, output, token })?;
-                }
-                turn.finish(self.request, output, generated)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Branch {
-    fn draw(&mut self, logits: &[f32]) {
-        let token = match &mut self.sampler {
-            Some(sampler) => sampler.draw(logits),
-            None => argmax(logits),
-        };
-        self.tokens.push(token);
-    }
-}
-
-/// What a job needs around it to advance.
-pub(super) struct Turn<'a> {
-    pub(super) cache: &'a mut KvCache,
-    /// Tokens at which generation stops.
-    pub(super) ends: &'a [u32],
-    /// Whether claims are dropped once what they were for is computed.
-    pub(super) release_claims: bool,
-    pub(super) response: &'a mut Response,
-    pub(super) observer: &'a mut dyn FnMut(Event) -> std::io::Result<()>,
-}
-
-impl Turn<'_> {
-    fn tell(&mut self, event: Event) -> Result<(), EngineError> {
-        (self.observer)(event).map_err(EngineError::Output)
-    }
-
-    fn finish(&mut self, request: usize, output: usize, generated: Generated) -> Result<(), EngineError> {
-        let outputs = &mut self.response.outputs;
-        if outputs.len() <= output {
-            // Samples finish in any order; every place is filled in the end.
-            let hole = Generated { tokens: Vec::new(), finish_reason: FinishReason::Length };
-            outputs.resize(output + 1, hole);
-        }
-        outputs[output] = generated;
-        self.tell(Event::Finished { request, output })
     }
 }
