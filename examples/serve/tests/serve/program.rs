@@ -291,7 +291,15 @@ fn requests_that_can_never_be_served_are_refused_at_once() {
         (&["--beam", "9", "--max-batch", "8"], "needs 9 sequences"),
         (&["--beam", "2", "--policy", "contiguous"], "--policy paged"),
         (&["--num-blocks", "268435456", "--block-size", "4096"], "cannot be had"),
-        (&["--prompt", "hello hello hello hello hello hello hello hello hello hello hello hello", "--max-tokens", "20"], "prompt 2"),
+        (
+            &[
+                "--prompt",
+                "hello hello hello hello hello hello hello hello hello hello hello hello",
+                "--max-tokens",
+                "20",
+            ],
+            "prompt 2",
+        ),
     ];
     for (arguments, what) in cases {
         let most = ["--max-tokens", "20"];
