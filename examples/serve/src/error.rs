@@ -34,12 +34,6 @@ pub enum Error {
         /// What is wrong with it.
         source: TokenizerError,
     },
-    /// A prompt that comes to no token.
-    #[error("prompt {index} comes to no token")]
-    EmptyPrompt {
-        /// Its number, from 1.
-        index: usize,
-    },
     /// The requests.
     #[error(transparent)]
     Engine(#[from] EngineError),

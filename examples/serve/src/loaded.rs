@@ -57,15 +57,12 @@ fn tokenise(gguf: &Gguf, config: &Config, options: &Options, path: &Path) -> Res
     let chat = options.chat.then(|| ChatTemplate::from_gguf(gguf, &tokenizer));
     let chat = chat.transpose().map_err(refuse)?;
     let mut prompt_ids = Vec::with_capacity(options.prompts.len());
-    for (index, prompt) in options.prompts.iter().enumerate() {
+    for prompt in &options.prompts {
         let text = match &chat {
             Some(chat) => chat.render(&messages(prompt)).map_err(refuse)?,
             None => prompt.text.clone(),
         };
         let ids = tokenizer.encode(&text).map_err(refuse)?;
-        if ids.is_empty() {
-            return Err(Error::EmptyPrompt { index: index + 1 });
-        }
         prompt_ids.push(ids);
     }
     Ok((tokenizer, prompt_ids))

@@ -2,13 +2,14 @@
 //!
 //! Every line starts with the number of its request, and of the sample or hypothesis where there are several. A line is
 //! written when it is complete: at a line break in the text, or when it is as wide as a terminal. So lines of requests
-//! that run at the same time alternate and never mix, in a pipe as in a terminal.
+//! that run at the same time alternate and never mix, in a pipe as in a terminal. Where there is only one output, its text
+//! is written token by token.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
 
 use crate::engine::Event;
-use crate::options::Options;
+use crate::options::{Decoding, Options};
 use crate::tokenizer::{TextStream, Tokenizer};
 
 /// Characters of a line, its number left out.
@@ -21,9 +22,19 @@ pub struct Transcript<'a, W> {
     tokenizer: &'a Tokenizer,
     /// What each request asks, on one line.
     questions: Vec<String>,
-    /// Whether outputs have a number of their own.
-    several: bool,
+    outputs: Outputs,
     lines: HashMap<(usize, usize), Line<'a>>,
+}
+
+/// How many outputs share the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outputs {
+    /// One of one request.
+    One,
+    /// One of each request.
+    OneEach,
+    /// Several of each request: they have numbers of their own.
+    Several,
 }
 
 /// The text of one output that is not written yet.
@@ -44,9 +55,14 @@ impl<'a, W: Write> Transcript<'a, W> {
             }
             line
         };
-        let several = options.n > 1 || matches!(options.decoding, crate::options::Decoding::Beam { width: 2.. });
+        let outputs = match options.decoding {
+            Decoding::Beam { width: 2.. } => Outputs::Several,
+            _ if options.n > 1 => Outputs::Several,
+            _ if options.prompts.len() > 1 => Outputs::OneEach,
+            _ => Outputs::One,
+        };
         let questions = options.prompts.iter().map(|prompt| question(&prompt.text)).collect();
-        Self { out, tokenizer, questions, several, lines: HashMap::new() }
+        Self { out, tokenizer, questions, outputs, lines: HashMap::new() }
     }
 
     /// Writes what an event completes.
@@ -64,17 +80,25 @@ impl<'a, W: Write> Transcript<'a, W> {
                 let new = || Line { stream: tokenizer.stream(), text: String::new() };
                 let line = self.lines.entry((request, output)).or_insert_with(new);
                 let piece = line.stream.push(token);
+                if self.outputs == Outputs::One {
+                    write!(self.out, "{}", printable(&piece))?;
+                    return self.out.flush();
+                }
                 line.text.push_str(&piece);
                 while let Some(at) = break_at(&line.text) {
                     let rest = line.text.split_off(at);
                     let full = core::mem::replace(&mut line.text, rest);
-                    write_line(&mut self.out, self.several, request, output, &full)?;
+                    write_line(&mut self.out, self.outputs, request, output, &full)?;
                 }
             }
             Event::Finished { request, output } => {
                 if let Some(Line { stream, mut text }) = self.lines.remove(&(request, output)) {
                     text += &stream.finish();
-                    write_line(&mut self.out, self.several, request, output, &text)?;
+                    if self.outputs == Outputs::One {
+                        writeln!(self.out, "{}", printable(&text))?;
+                        return self.out.flush();
+                    }
+                    write_line(&mut self.out, self.outputs, request, output, &text)?;
                 }
             }
         }
@@ -91,21 +115,23 @@ fn break_at(text: &str) -> Option<usize> {
     line.or_else(|| end.map(|end| fits.rfind(' ').map_or(end, |space| space + 1)))
 }
 
-fn write_line(out: &mut impl Write, several: bool, request: usize, output: usize, text: &str) -> io::Result<()> {
+fn write_line(out: &mut impl Write, outputs: Outputs, request: usize, output: usize, text: &str) -> io::Result<()> {
     let text = text.trim_end();
     if text.trim().is_empty() {
         return Ok(());
     }
     let text = printable(text);
-    match several {
-        true => writeln!(out, "[{}.{}] {text}", request + 1, output + 1),
-        false => writeln!(out, "[{}] {text}", request + 1),
+    match outputs {
+        Outputs::Several => writeln!(out, "[{}.{}] {text}", request + 1, output + 1),
+        Outputs::One | Outputs::OneEach => writeln!(out, "[{}] {text}", request + 1),
     }
 }
 
-/// A text without control characters: a model must not steer the terminal.
+/// A text without control characters, but for line breaks: a model must not steer the terminal.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\t' { char::REPLACEMENT_CHARACTER } else { c }).collect()
+    text.chars()
+        .map(|c| if c.is_control() && c != '\t' && c != '\n' { char::REPLACEMENT_CHARACTER } else { c })
+        .collect()
 }
 
 #[cfg(test)]

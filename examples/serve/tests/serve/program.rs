@@ -273,6 +273,9 @@ fn texts_come_by_line_with_the_number_of_their_request_and_a_table_ends_them() {
     let (texts, table) = out.split_at(out.find('┌').unwrap());
     assert!(texts.lines().all(|line| line.starts_with("[1] ") || line.starts_with("[2] ")), "{texts}");
     assert!(table.contains("tokens per second") && table.contains("preemptions"), "{table}");
+    let output = serve_crafted(&["--prompt", "hello", "--max-tokens", "8"]);
+    let out = String::from_utf8(output.stdout).unwrap();
+    assert!(!out.contains("\n[1] "), "one text needs no numbers: {out}");
     let output = serve_crafted(&["--prompt", "hello", "--n", "2", "--max-tokens", "8"]);
     let out = String::from_utf8(output.stdout).unwrap();
     assert!(out.contains("\n[1.1] ") && out.contains("\n[1.2] "), "{out}");

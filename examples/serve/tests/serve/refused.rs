@@ -10,7 +10,7 @@ use crate::crafted::{Crafted, Written, text};
 /// Loads a file as the program does, for the raw prompt "hello".
 fn load(file: &Written) -> Result<Loaded, Error> {
     let path = file.path.to_str().unwrap();
-    let arguments = ["serve", "--raw", "--prompt", "hello", "--model", path];
+    let arguments = ["serve", "--raw", "--prompt", "hello", "--max-tokens", "8", "--model", path];
     match Options::parse(arguments.map(Into::into)).unwrap() {
         Command::Run(options) => Loaded::open(&options),
         Command::Show(text) => panic!("{text}"),

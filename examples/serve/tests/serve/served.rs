@@ -3,8 +3,9 @@
 use serve::engine::{Generated, Outcome, Request, Settings};
 use serve::options::{Decoding, KvDtype, Policy};
 use serve::report::FinishReason;
+use serve::sampling::Sampler;
 
-use crate::dense::beam_search;
+use crate::dense::{Dense, beam_search};
 use crate::engine::{outputs, plain, run};
 use crate::golden::{Case, cases, model};
 
@@ -118,6 +119,16 @@ fn four_samples_equal_four_runs_with_their_seeds() {
     let sampled = |seed| Decoding::Sample { temperature: 1.0, top_p: 0.95, seed };
     let single = |seed| outputs(&run(model(), &plain(), &[request(prompt, 12, sampled(seed))], &[END])).remove(0);
     let singles: Vec<Generated> = (70..74).flat_map(single).collect();
+    for (sample, single) in singles.iter().enumerate() {
+        // Dense attention and another kind of loop, drawing from the same numbers.
+        let mut sampler = Sampler::new(70, u32::try_from(sample).unwrap(), 1.0, 0.95);
+        let mut dense = Dense::new(model(), 1);
+        let mut logits = dense.step(model(), &[(0, prompt)]);
+        for (place, &token) in single.tokens.iter().enumerate() {
+            assert_eq!(sampler.draw(logits.row(0)), token, "sample {sample}, token {place}");
+            logits = dense.step(model(), &[(0, &[token])]);
+        }
+    }
     assert!(singles[1..].iter().any(|other| other.tokens != singles[0].tokens), "the seeds make no difference");
     // A prompt of 4 tokens ends at the border of a block of 4, and inside one of 16. Then all samples but one copy it.
     assert_eq!(prompt.len(), 4);
