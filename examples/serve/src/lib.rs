@@ -1,5 +1,10 @@
 //! What a small continuous-batching engine is made of: Llama-architecture GGUFs on the CPU, their keys and values in pages.
 //!
+//! All keys and values live in a `paged_kv` storage and all attention is its `attend`; the bytes that are allocated for
+//! them are those of `--num-blocks` blocks. [`engine`] shows how an engine uses the crate: `engine/kv.rs` is the seam
+//! between the forward pass and the storage, `engine.rs` admission, planning and preemption, `engine/job.rs` samples and
+//! hypotheses by fork and select.
+//!
 //! | module | job |
 //! |---|---|
 //! | [`options`], [`prompts`] | the command line, checked |

@@ -40,9 +40,8 @@ impl Loaded {
         let (tokenizer, prompt_ids) = tokenise(&gguf, &config, options, &path)?;
         let requests = Request::from_options(options, &prompt_ids);
         let settings = Settings::new(options, &config, &requests, path.display().to_string())?;
-        let model = Model::load(&gguf, options.weights).map_err(load)?;
-        // Last: by now the file is known to have as many layers as it claims.
         let kv = Kv::new(&config, settings)?;
+        let model = Model::load(&gguf, options.weights).map_err(load)?;
         Ok(Self { model, tokenizer, requests, kv })
     }
 }
