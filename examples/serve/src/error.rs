@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::download::DownloadError;
+use crate::engine::EngineError;
 use crate::model::ModelError;
 use crate::options::OptionsError;
 use crate::tokenizer::TokenizerError;
@@ -33,15 +34,9 @@ pub enum Error {
         /// What is wrong with it.
         source: TokenizerError,
     },
-    /// A prompt that comes to no token.
-    #[error("prompt {index} comes to no token")]
-    EmptyPrompt {
-        /// Its number, from 1.
-        index: usize,
-    },
-    /// There is nothing yet that would run the model.
-    #[error("this build has no engine: it can only load models")]
-    NoEngine,
+    /// The requests.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
     /// Standard output cannot be written to.
     #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),

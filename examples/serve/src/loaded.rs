@@ -1,22 +1,25 @@
-//! A model that is ready to run: weights, tokeniser and chat template of one file.
+//! A model that is ready to run: weights and tokeniser of one file, memory for its keys and values, and the requests.
 
 use std::path::Path;
 
 use crate::download::{SMOLLM2_135M, models_dir};
+use crate::engine::{Kv, Request, Settings};
 use crate::error::Error;
 use crate::model::{Config, Gguf, Model, ModelError};
 use crate::options::{Options, Prompt};
 use crate::tokenizer::{ChatTemplate, Message, Tokenizer, TokenizerError};
 
-/// A model, its tokeniser and, where prompts are chats, its template.
+/// A model, its tokeniser, and all that the requests of a command line need to run on it.
 #[derive(Debug)]
 pub struct Loaded {
     /// The weights.
     pub model: Model,
     /// The vocabulary.
     pub tokenizer: Tokenizer,
-    /// The prompts' ids, in the order of the prompts; none is empty.
-    pub prompt_ids: Vec<Vec<u32>>,
+    /// In the order of the prompts; each can be served.
+    pub requests: Vec<Request>,
+    /// Memory for keys and values.
+    pub kv: Kv,
 }
 
 impl Loaded {
@@ -35,8 +38,11 @@ impl Loaded {
         let gguf = Gguf::open(&path).map_err(|e| load(e.into()))?;
         let config = Config::from_gguf(&gguf).map_err(|e| load(e.into()))?;
         let (tokenizer, prompt_ids) = tokenise(&gguf, &config, options, &path)?;
+        let requests = Request::from_options(options, &prompt_ids);
+        let settings = Settings::new(options, &config, &requests, path.display().to_string())?;
+        let kv = Kv::new(&config, settings)?;
         let model = Model::load(&gguf, options.weights).map_err(load)?;
-        Ok(Self { model, tokenizer, prompt_ids })
+        Ok(Self { model, tokenizer, requests, kv })
     }
 }
 
@@ -51,15 +57,12 @@ fn tokenise(gguf: &Gguf, config: &Config, options: &Options, path: &Path) -> Res
     let chat = options.chat.then(|| ChatTemplate::from_gguf(gguf, &tokenizer));
     let chat = chat.transpose().map_err(refuse)?;
     let mut prompt_ids = Vec::with_capacity(options.prompts.len());
-    for (index, prompt) in options.prompts.iter().enumerate() {
+    for prompt in &options.prompts {
         let text = match &chat {
             Some(chat) => chat.render(&messages(prompt)).map_err(refuse)?,
             None => prompt.text.clone(),
         };
         let ids = tokenizer.encode(&text).map_err(refuse)?;
-        if ids.is_empty() {
-            return Err(Error::EmptyPrompt { index: index + 1 });
-        }
         prompt_ids.push(ids);
     }
     Ok((tokenizer, prompt_ids))

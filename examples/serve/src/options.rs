@@ -116,14 +116,14 @@ pub struct Options {
     pub n: u32,
     /// How the next token is chosen.
     pub decoding: Decoding,
-    /// Blocks of the cache; `None` for as many as the requests at once may need.
+    /// Blocks of the cache; `None` for as many as the requests in flight may need.
     pub num_blocks: Option<u32>,
     /// Tokens in a block.
     pub block_size: u32,
     /// How keys and values are stored.
     pub kv_dtype: KvDtype,
-    /// Most sequences in one step.
-    pub max_batch: u32,
+    /// Most sequences in flight; `None` for 8, or as many as one request needs.
+    pub max_batch: Option<u32>,
     /// How cache memory is given out.
     pub policy: Policy,
     /// One JSON object on standard output, and nothing else there.
@@ -179,7 +179,7 @@ struct Arguments {
     #[arg(long, conflicts_with_all = ["temperature", "top_p"])]
     greedy: bool,
 
-    /// Blocks of the cache [default: what a full batch may need]
+    /// Blocks of the cache [default: what a full batch may need, at most 1 GiB]
     #[arg(long, value_name = "BLOCKS")]
     num_blocks: Option<u32>,
     /// Tokens in a block
@@ -188,9 +188,9 @@ struct Arguments {
     /// How keys and values are stored
     #[arg(long, value_enum, default_value_t = KvDtype::F32)]
     kv_dtype: KvDtype,
-    /// Most sequences in one step
-    #[arg(long, value_name = "SEQUENCES", default_value_t = 8)]
-    max_batch: u32,
+    /// Most sequences in flight [default: 8, or as many as one request needs]
+    #[arg(long, value_name = "SEQUENCES")]
+    max_batch: Option<u32>,
     /// How cache memory is given out: in blocks, or the longest stretch at once
     #[arg(long, value_enum, default_value_t = Policy::Paged)]
     policy: Policy,
@@ -235,7 +235,8 @@ impl Options {
         let max_tokens = within("max-tokens", a.max_tokens, 1 << 20, "from 1 to 1048576")?;
         let n = within("n", a.n, 1024, "from 1 to 1024")?;
         let block_size = within("block-size", a.block_size, 4096, "from 1 to 4096")?;
-        let max_batch = within("max-batch", a.max_batch, 4096, "from 1 to 4096")?;
+        let batch = |value| within("max-batch", value, 4096, "from 1 to 4096");
+        let max_batch = a.max_batch.map(batch).transpose()?;
         let blocks = |value| within("num-blocks", value, 1 << 28, "from 1 to 268435456");
         let num_blocks = a.num_blocks.map(blocks).transpose()?;
         let decoding = decoding(a)?;

@@ -3,6 +3,9 @@
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
+use crate::engine::{Generated, Outcome, Request, Response};
+use crate::tokenizer::Tokenizer;
+
 /// The object that `--json` prints.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -53,27 +56,48 @@ pub struct KvReport {
     pub num_blocks: u64,
     /// Tokens in a block.
     pub block_size: u64,
-    /// Most blocks held at once.
+    /// Most blocks that sequences held in one step.
     pub peak_blocks: u64,
-    /// Most blocks that more than one sequence held at once.
+    /// Most blocks that several sequences held in one step, each counted once however many share it.
     pub shared_blocks: u64,
-    /// Tokens that were found in the cache and not computed.
+    /// Tokens that were found in the cache and not computed: of prompts, and of what was generated before a preemption.
     pub prefix_hit_tokens: u64,
     /// Blocks copied because one of their sharers wrote.
     pub copies: u64,
     /// Times a running request lost its blocks.
     pub preemptions: u64,
-    /// Most sequences in one step.
+    /// Most sequences that held blocks in one step.
     pub max_running: u64,
     /// Forward passes.
     pub steps: u64,
-    /// Bytes of the blocks at their peak.
+    /// Bytes that are allocated for keys and values: those of `num_blocks` blocks.
     pub paged_bytes: u64,
-    /// Bytes that a stretch of maximum length for each of the sequences running at that time would have taken.
+    /// Bytes that contiguous reservation would have needed for the requests in flight: in the step in which it is most,
+    /// for every sequence that a request in flight may come to run (its samples, its hypotheses), the K and V of
+    /// prompt + max tokens − 1 tokens, in whole blocks, shared with nobody. (The last token needs none.)
     pub contiguous_bytes: u64,
 }
 
 impl Report {
+    /// The report of a run.
+    pub fn new(requests: &[Request], outcome: Outcome, tokenizer: &Tokenizer) -> Self {
+        let output = |generated: Generated| OutputReport {
+            text: tokenizer.decode(&generated.tokens),
+            tokens: generated.tokens,
+            finish_reason: generated.finish_reason,
+        };
+        let request = |(request, response): (&Request, Response)| RequestReport {
+            prompt_ids: request.prompt.clone(),
+            cached_tokens: response.cached_tokens,
+            outputs: response.outputs.into_iter().map(output).collect(),
+        };
+        let requests: Vec<RequestReport> = requests.iter().zip(outcome.responses).map(request).collect();
+        let outputs = requests.iter().flat_map(|request| &request.outputs);
+        let generated: usize = outputs.map(|output| output.tokens.len()).sum();
+        let tokens_per_second = per_second(generated, outcome.seconds);
+        Self { requests, kv: outcome.kv, tokens_per_second }
+    }
+
     /// The object on one line.
     ///
     /// # Errors
@@ -88,7 +112,9 @@ impl Report {
         let block_size = kv.block_size;
         let generated: usize = self.outputs().map(|output| output.tokens.len()).sum();
         let prompt: usize = self.requests.iter().map(|request| request.prompt_ids.len()).sum();
-        let times_less = ratio(kv.contiguous_bytes, kv.paged_bytes);
+        let block_bytes = kv.paged_bytes / kv.num_blocks.max(1);
+        let used_bytes = kv.peak_blocks * block_bytes;
+        let times = ratio(kv.contiguous_bytes, used_bytes);
         let rows = [
             ("requests", format!("{} ({} outputs)", self.requests.len(), self.outputs().count())),
             ("prompt tokens", grouped(prompt)),
@@ -101,14 +127,14 @@ impl Report {
                 format!("{} of {} (of {block_size} tokens)", grouped(kv.peak_blocks), grouped(kv.num_blocks)),
             ),
             ("blocks shared, at most", grouped(kv.shared_blocks)),
-            ("prompt tokens found in the cache", grouped(kv.prefix_hit_tokens)),
+            ("tokens found in the cache", grouped(kv.prefix_hit_tokens)),
             ("blocks copied on write", grouped(kv.copies)),
             ("preemptions", grouped(kv.preemptions)),
-            ("bytes of the blocks used", grouped(kv.paged_bytes)),
-            ("bytes of contiguous reservation", format!("{}{times_less}", grouped(kv.contiguous_bytes))),
+            ("bytes of the blocks used", grouped(used_bytes)),
+            ("bytes of contiguous reservation", format!("{}{times}", grouped(kv.contiguous_bytes))),
         ];
         let mut table = Table::new();
-        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+        table.load_preset(presets::UTF8_BORDERS_ONLY);
         table.add_rows(rows.map(|(name, value)| [name.to_owned(), value]));
         if let Some(column) = table.column_mut(1) {
             column.set_cell_alignment(CellAlignment::Right);
@@ -119,6 +145,11 @@ impl Report {
     fn outputs(&self) -> impl Iterator<Item = &OutputReport> {
         self.requests.iter().flat_map(|request| &request.outputs)
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a count of tokens is far below 2^53")]
+fn per_second(count: usize, seconds: f64) -> f64 {
+    if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
 
 /// A number with a comma after each three digits.
@@ -161,8 +192,9 @@ mod tests {
             kv: KvReport {
                 num_blocks: 64,
                 block_size: 16,
-                paged_bytes: 1_234_567,
-                contiguous_bytes: 2_469_134,
+                peak_blocks: 16,
+                paged_bytes: 6_400,
+                contiguous_bytes: 4_000,
                 ..KvReport::default()
             },
             tokens_per_second: 12.5,
@@ -174,9 +206,9 @@ mod tests {
         let json = report().to_json().unwrap();
         let expected = concat!(
             r#"{"requests":[{"prompt_ids":[504,3575],"cached_tokens":1,"outputs":[{"tokens":[7042,2],"text":" Paris","#,
-            r#""finish_reason":"stop"}]}],"kv":{"num_blocks":64,"block_size":16,"peak_blocks":0,"shared_blocks":0,"#,
-            r#""prefix_hit_tokens":0,"copies":0,"preemptions":0,"max_running":0,"steps":0,"paged_bytes":1234567,"#,
-            r#""contiguous_bytes":2469134},"tokens_per_second":12.5}"#
+            r#""finish_reason":"stop"}]}],"kv":{"num_blocks":64,"block_size":16,"peak_blocks":16,"shared_blocks":0,"#,
+            r#""prefix_hit_tokens":0,"copies":0,"preemptions":0,"max_running":0,"steps":0,"paged_bytes":6400,"#,
+            r#""contiguous_bytes":4000},"tokens_per_second":12.5}"#
         );
         assert_eq!(json, expected);
         assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report());
@@ -185,8 +217,9 @@ mod tests {
     #[test]
     fn table_groups_digits_and_compares_the_bytes() {
         let table = report().to_table();
-        assert!(table.contains("1,234,567"), "{table}");
-        assert!(table.contains("2,469,134 (2.0 times as many)"), "{table}");
+        // 16 of 64 blocks, of 6,400 bytes.
+        assert!(table.contains("1,600"), "{table}");
+        assert!(table.contains("4,000 (2.5 times as many)"), "{table}");
         assert_eq!(grouped(0), "0");
         assert_eq!(grouped(1000), "1,000");
     }

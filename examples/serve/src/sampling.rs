@@ -26,7 +26,9 @@ pub struct Sampler {
     rng: Pcg64,
     temperature: f64,
     top_p: f64,
-    /// (probability, id), kept for its memory.
+    /// The weight of each token. This and the next are kept for their memory.
+    weights: Vec<f64>,
+    /// (weight, id) of those that may be drawn.
     candidates: Vec<(f64, u32)>,
 }
 
@@ -36,7 +38,13 @@ impl Sampler {
     /// `temperature` is greater than 0 and `top_p` in (0, 1].
     pub fn new(seed: u64, index: u32, temperature: f64, top_p: f64) -> Self {
         debug_assert!(temperature > 0.0 && top_p > 0.0 && top_p <= 1.0);
-        Self { rng: Pcg64::seed_from_u64(seed.wrapping_add(index.into())), temperature, top_p, candidates: Vec::new() }
+        Self {
+            rng: Pcg64::seed_from_u64(seed.wrapping_add(index.into())),
+            temperature,
+            top_p,
+            weights: Vec::new(),
+            candidates: Vec::new(),
+        }
     }
 
     /// Draws a token.
@@ -46,13 +54,15 @@ impl Sampler {
         // 53 bits, as many as an f64 has: uniform in [0, 1).
         let unit = unit(self.rng.next_u64());
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let weight = |logit: f32| ((f64::from(logit) - f64::from(max)) / self.temperature).exp();
-        let total: f64 = logits.iter().map(|&logit| weight(logit)).sum();
+        let weight = |&logit: &f32| ((f64::from(logit) - f64::from(max)) / self.temperature).exp();
+        self.weights.clear();
+        self.weights.extend(logits.iter().map(weight));
+        let total: f64 = self.weights.iter().sum();
         if !(total > 0.0 && total.is_finite()) {
             // Logits without a number in them: nothing to draw from, but a defined answer.
             return argmax(logits);
         }
-        let everything = (0..).zip(logits).map(|(id, &logit)| (weight(logit), id));
+        let everything = self.weights.iter().copied().zip(0..);
         self.candidates.clear();
         if self.top_p < 1.0 {
             // What is less likely than an even share of the part left out cannot be needed: all such tokens together

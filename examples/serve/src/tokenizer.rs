@@ -174,6 +174,13 @@ impl Tokenizer {
         self.ends.contains(&id)
     }
 
+    /// The tokens at which generation stops, in order.
+    pub fn ends(&self) -> Vec<u32> {
+        let mut ends: Vec<u32> = self.ends.iter().copied().collect();
+        ends.sort_unstable();
+        ends
+    }
+
     /// Number of entries of the vocabulary.
     pub fn vocab_len(&self) -> usize {
         self.bytes.len()

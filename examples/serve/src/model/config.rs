@@ -141,6 +141,10 @@ impl Config {
             return Err(wrong("llama.attention.head_count", num_heads, rule));
         }
         refuse_unknown_tensors(gguf, num_layers)?;
+        // Whatever is sized by the number of layers may rely on it, and the first one that is missing is named.
+        for layer in 0..num_layers {
+            gguf.tensor_shape(&format!("blk.{layer}.attn_norm.weight"))?;
+        }
         Ok(Self {
             num_layers,
             context_len,

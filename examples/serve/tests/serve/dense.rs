@@ -1,6 +1,9 @@
 //! The reference attention: dense, in float64, over contiguous keys and values. Tests only.
 
+use serve::engine::Generated;
 use serve::model::{AttentionError, Batch, LayerAttention, Logits, Model};
+use serve::report::FinishReason;
+use serve::sampling::log_softmax;
 
 /// Keys and values of one sequence in one layer, `[tokens, kv_heads, head_dim]`.
 #[derive(Debug, Default, Clone)]
@@ -102,4 +105,51 @@ impl LayerAttention for Dense {
 #[expect(clippy::cast_possible_truncation, reason = "rounding is the purpose")]
 fn round(value: f64) -> f32 {
     value as f32
+}
+
+/// A beam search by the rules of the engine's documentation that keeps nothing: in each step every hypothesis is
+/// computed from its first token on. Returns (score, output), best first.
+pub(crate) fn beam_search(
+    model: &Model,
+    prompt: &[u32],
+    width: usize,
+    max_tokens: usize,
+    ends: &[u32],
+) -> Vec<(f64, Generated)> {
+    let mut running: Vec<(f64, Vec<u32>)> = vec![(0.0, vec![])];
+    let mut finished: Vec<(f64, Generated)> = vec![];
+    for len in 1..=max_tokens {
+        let mut all: Vec<(f64, usize, u32)> = vec![];
+        for (rank, (score, tokens)) in running.iter().enumerate() {
+            let logits = Dense::new(model, 1).step(model, &[(0, &[prompt, tokens].concat())]);
+            let logs = log_softmax(logits.row(0));
+            all.extend(logs.iter().zip(0..).map(|(log, token)| (score + log, rank, token)));
+        }
+        // The sort is stable: of equal scores the better rank comes first, then the lower token.
+        all.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let mut next = vec![];
+        for (score, rank, token) in all {
+            if next.len() == width {
+                break;
+            }
+            let mut tokens = running[rank].1.clone();
+            tokens.push(token);
+            if ends.contains(&token) {
+                finished.push((score, Generated { tokens, finish_reason: FinishReason::Stop }));
+            } else if len == max_tokens {
+                next.push((score, tokens.clone()));
+                finished.push((score, Generated { tokens, finish_reason: FinishReason::Length }));
+            } else {
+                next.push((score, tokens));
+            }
+        }
+        finished.sort_by(|a, b| b.0.total_cmp(&a.0));
+        finished.truncate(width);
+        let best = next.first().map_or(f64::NEG_INFINITY, |best| best.0);
+        if finished.len() == width && best <= finished[width - 1].0 {
+            break;
+        }
+        running = next;
+    }
+    finished
 }

@@ -3,7 +3,9 @@
 mod batches;
 mod crafted;
 mod dense;
+mod engine;
 mod golden;
 mod program;
 mod refused;
+mod served;
 mod tokenizers;

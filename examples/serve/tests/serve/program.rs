@@ -173,3 +173,142 @@ fn help_and_version_go_to_standard_output() {
         assert!(!output.stdout.is_empty() && output.stderr.is_empty());
     }
 }
+
+/// Runs the program on a small crafted model, whose answers come in an instant.
+fn serve_crafted(arguments: &[&str]) -> Output {
+    let file = Crafted::new().write();
+    serve(&[&["--model", file.path.to_str().unwrap(), "--raw"], arguments].concat())
+}
+
+/// The object on standard output, where nothing else may be.
+#[track_caller]
+fn json(output: &Output) -> serde_json::Value {
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let out = core::str::from_utf8(&output.stdout).unwrap();
+    assert_eq!((out.lines().count(), out.ends_with('\n')), (1, true), "{out}");
+    assert!(output.stderr.is_empty());
+    serde_json::from_str(out).unwrap()
+}
+
+#[track_caller]
+fn names(value: &serde_json::Value) -> Vec<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[test]
+fn json_is_one_object_of_the_documented_shape() {
+    let prompts = ["--prompt", "hello, hello, hello", "--prompt", "hello", "--max-tokens", "5", "--json"];
+    let out = json(&serve_crafted(&[&prompts[..], &["--n", "2", "--temperature", "1", "--block-size", "4"]].concat()));
+    // A map of serde_json sorts its names: the order on the line has a test of its own.
+    assert_eq!(names(&out), ["kv", "requests", "tokens_per_second"]);
+    assert!(out["tokens_per_second"].as_f64().unwrap() > 0.0);
+    let requests = out["requests"].as_array().unwrap();
+    assert_eq!(requests.len(), 2);
+    for (request, len) in requests.iter().zip([13, 3]) {
+        assert_eq!(names(request), ["cached_tokens", "outputs", "prompt_ids"]);
+        assert_eq!(request["prompt_ids"].as_array().unwrap().len(), len);
+        assert!(request["cached_tokens"].is_u64());
+        let outputs = request["outputs"].as_array().unwrap();
+        assert_eq!(outputs.len(), 2);
+        for output in outputs {
+            assert_eq!(names(output), ["finish_reason", "text", "tokens"]);
+            let tokens = output["tokens"].as_array().unwrap();
+            let reason = output["finish_reason"].as_str().unwrap();
+            assert!((reason == "length" && tokens.len() == 5) || (reason == "stop" && tokens.last().unwrap() == 1));
+            assert!(output["text"].is_string() && tokens.iter().all(serde_json::Value::is_u64));
+        }
+    }
+    let kv = &out["kv"];
+    let expected = [
+        "block_size",
+        "contiguous_bytes",
+        "copies",
+        "max_running",
+        "num_blocks",
+        "paged_bytes",
+        "peak_blocks",
+        "preemptions",
+        "prefix_hit_tokens",
+        "shared_blocks",
+        "steps",
+    ];
+    assert_eq!(names(kv), expected);
+    assert!(expected.iter().all(|name| kv[name].is_u64()));
+    // 2 layers × (8 K + 8 V) × 4 bytes for each token.
+    assert_eq!(kv["paged_bytes"], kv["num_blocks"].as_u64().unwrap() * 4 * 128);
+    // 13 + 5 - 1 and 3 + 5 - 1 tokens take 5 and 2 blocks of 4, twice each.
+    assert_eq!(kv["contiguous_bytes"], 2 * (5 + 2) * 4 * 128);
+    // Prompts of 13 and of 3 tokens take 4 blocks and 1, shared by two samples until one of them copies the last.
+    assert_eq!((&kv["copies"], &kv["shared_blocks"]), (&2.into(), &5.into()));
+}
+
+#[test]
+fn policies_and_pools_change_nothing_but_the_counts() {
+    let prompts = ["--prompt", "hello world", "--prompt", "hello there", "--prompt", "helm", "--json", "--greedy"];
+    let run = |more: &[&str]| json(&serve_crafted(&[&prompts[..], &["--max-tokens", "30"], more].concat()));
+    let tokens = |out: &serde_json::Value| -> Vec<serde_json::Value> {
+        let requests = out["requests"].as_array().unwrap();
+        requests.iter().map(|request| request["outputs"][0]["tokens"].clone()).collect()
+    };
+    let plain = run(&[]);
+    let tiny = ["--num-blocks", "12", "--block-size", "4"];
+    let paged = run(&tiny);
+    let contiguous = run(&[&tiny[..], &["--policy", "contiguous"]].concat());
+    for other in [&paged, &contiguous] {
+        assert_eq!(tokens(other), tokens(&plain));
+        assert_eq!(other["kv"]["num_blocks"], 12);
+    }
+    assert!(paged["kv"]["preemptions"].as_u64() > Some(0));
+    assert_eq!(contiguous["kv"]["preemptions"], 0);
+    assert!(paged["kv"]["max_running"].as_u64() > contiguous["kv"]["max_running"].as_u64());
+}
+
+#[test]
+fn texts_come_by_line_with_the_number_of_their_request_and_a_table_ends_them() {
+    let arguments = ["--prompt", "hello", "--prompt", "two\nlines", "--max-tokens", "40"];
+    let output = serve_crafted(&arguments);
+    assert_eq!(output.status.code(), Some(0));
+    let out = String::from_utf8(output.stdout).unwrap();
+    assert!(out.starts_with("[1] > hello\n[2] > two lines\n"), "{out}");
+    let (texts, table) = out.split_at(out.find('┌').unwrap());
+    assert!(texts.lines().all(|line| line.starts_with("[1] ") || line.starts_with("[2] ")), "{texts}");
+    assert!(table.contains("tokens per second") && table.contains("preemptions"), "{table}");
+    let output = serve_crafted(&["--prompt", "hello", "--max-tokens", "8"]);
+    let out = String::from_utf8(output.stdout).unwrap();
+    assert!(!out.contains("\n[1] "), "one text needs no numbers: {out}");
+    let output = serve_crafted(&["--prompt", "hello", "--n", "2", "--max-tokens", "8"]);
+    let out = String::from_utf8(output.stdout).unwrap();
+    assert!(out.contains("\n[1.1] ") && out.contains("\n[1.2] "), "{out}");
+}
+
+#[test]
+fn requests_that_can_never_be_served_are_refused_at_once() {
+    let hello = ["--prompt", "hello", "--json"];
+    let cases: [(&[&str], &str); 10] = [
+        (&["--num-blocks", "1", "--block-size", "2"], "prompt 1 never fits: 3 tokens and --max-tokens 20"),
+        (&["--num-blocks", "5", "--block-size", "4"], "may take 6 blocks of 4 and the cache has 5"),
+        (&["--num-blocks", "5", "--block-size", "4", "--policy", "contiguous"], "6 blocks"),
+        (&["--max-tokens", "62"], "context of 64"),
+        (&["--max-tokens", "1048576"], "context of 64"),
+        (&["--n", "9", "--max-batch", "8"], "needs 9 sequences at once and --max-batch allows 8"),
+        (&["--beam", "9", "--max-batch", "8"], "needs 9 sequences"),
+        (&["--beam", "2", "--policy", "contiguous"], "--policy paged"),
+        (&["--num-blocks", "268435456", "--block-size", "4096"], "cannot be had"),
+        (
+            &[
+                "--prompt",
+                "hello hello hello hello hello hello hello hello hello hello hello hello",
+                "--max-tokens",
+                "20",
+            ],
+            "prompt 2",
+        ),
+    ];
+    for (arguments, what) in cases {
+        let most = ["--max-tokens", "20"];
+        let most = if arguments.contains(&most[0]) { &[][..] } else { &most[..] };
+        let start = std::time::Instant::now();
+        fails(&serve_crafted(&[&hello[..], most, arguments].concat()), what);
+        assert!(start.elapsed().as_secs() < 5, "{what}");
+    }
+}

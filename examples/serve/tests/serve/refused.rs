@@ -10,7 +10,7 @@ use crate::crafted::{Crafted, Written, text};
 /// Loads a file as the program does, for the raw prompt "hello".
 fn load(file: &Written) -> Result<Loaded, Error> {
     let path = file.path.to_str().unwrap();
-    let arguments = ["serve", "--raw", "--prompt", "hello", "--model", path];
+    let arguments = ["serve", "--raw", "--prompt", "hello", "--max-tokens", "8", "--model", path];
     match Options::parse(arguments.map(Into::into)).unwrap() {
         Command::Run(options) => Loaded::open(&options),
         Command::Show(text) => panic!("{text}"),
@@ -30,8 +30,8 @@ fn refused(file: &Written, what: &str) {
 fn whole_model_is_accepted() {
     let loaded = load(&Crafted::new().write()).unwrap();
     // 3 special tokens, 256 bytes, then `he` and `ll`; `o` is wherever the alphabet has it.
-    assert_eq!(loaded.prompt_ids[0][..2], [259, 260]);
-    assert_eq!(loaded.prompt_ids[0].len(), 3);
+    assert_eq!(loaded.requests[0].prompt[..2], [259, 260]);
+    assert_eq!(loaded.requests[0].prompt.len(), 3);
     assert!(loaded.model.config().tied_output);
 }
 
