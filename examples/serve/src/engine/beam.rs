@@ -65,3 +65,36 @@ impl Finished {
         self.kept.into_iter().map(|(_, generated)| generated).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_scores_go_to_the_better_rank_and_then_to_the_lower_token() {
+        // Both hypotheses have the same score and two likely tokens each.
+        let logits: &[f32] = &[1.0, 5.0, 1.0, 5.0];
+        let choices = continuations(&[(-1.0, logits), (-1.0, logits)], 2);
+        let order: Vec<(usize, u32)> = choices.iter().map(|choice| (choice.parent, choice.token)).collect();
+        assert_eq!(order, [(0, 1), (0, 3), (1, 1), (1, 3)]);
+        // A better score outweighs the rank.
+        let choices = continuations(&[(-1.5, logits), (-1.0, logits)], 1);
+        let order: Vec<(usize, u32)> = choices.iter().map(|choice| (choice.parent, choice.token)).collect();
+        assert_eq!(order, [(1, 1), (0, 1)]);
+    }
+
+    #[test]
+    fn the_best_finished_are_kept_and_of_equal_ones_the_first() {
+        let mut finished = Finished::default();
+        let mut add = |score, token| {
+            finished.add(score, vec![token], FinishReason::Stop, 3);
+            finished.beats(-9.0, 3)
+        };
+        // Nothing is decided before as many as the width have finished.
+        assert_eq!([add(-3.0, 1), add(-2.0, 2), add(-2.0, 3), add(-1.0, 4)], [false, false, true, true]);
+        // The worst that is kept scores -2: only better ones could still be kept.
+        assert!(finished.beats(-2.0, 3) && !finished.beats(-1.9, 3));
+        let tokens: Vec<u32> = finished.into_outputs().into_iter().map(|output| output.tokens[0]).collect();
+        assert_eq!(tokens, [4, 2, 3]);
+    }
+}
