@@ -59,6 +59,8 @@ impl fmt::Display for Shortfall {
     }
 }
 
+impl core::error::Error for Shortfall {}
+
 errors! {
     /// A contradiction in a [`CacheConfig`](crate::CacheConfig).
     pub enum ConfigError {
