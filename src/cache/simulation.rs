@@ -7,11 +7,26 @@
 //! A failure prints its seed and the last calls. `PAGED_KV_SEED=n` runs that seed alone; `PAGED_KV_OPERATIONS=n` makes
 //! so many calls instead of the usual number.
 
+/// The same call on the cache and on its replica, which must answer the same.
+macro_rules! both {
+    ($world:ident, |$cache:ident| $call:expr) => {{
+        let result = {
+            let $cache = &mut $world.cache;
+            $call
+        };
+        if let Some($cache) = $world.replica.as_deref_mut() {
+            assert_eq!(result, $call, "a replica answers differently");
+        }
+        result
+    }};
+}
+
 mod check;
 mod generate;
 mod model;
 mod ops;
 mod rng;
+mod steps;
 mod world;
 
 use core::hash::{BuildHasher, Hasher};

@@ -22,15 +22,23 @@ pub(crate) struct Generator {
     most_seqs: usize,
     documents: Vec<Rc<[TokenId]>>,
     scopes: Vec<Rc<Scope>>,
+    vocabulary: [TokenId; TOKENS],
     embeddings: u32,
 }
 
-const VOCABULARY: u32 = 3;
+/// Tokens of a vocabulary.
+const TOKENS: usize = 3;
+
+/// Tokens to choose them from: some differ in their lowest bits, some in their highest.
+const ALL_TOKENS: [TokenId; 7] = [0, 1, 2, 3, 1 << 16, 1 << 31, u32::MAX];
 
 impl Generator {
     pub(crate) fn new(mut rng: Rng, capacity_tokens: u32) -> Self {
         let longest = capacity_tokens.min(14);
-        let document = |rng: &mut Rng| (0..longest).map(|_| rng.below(VOCABULARY)).collect();
+        let mut tokens = ALL_TOKENS;
+        rng.shuffle(&mut tokens);
+        let vocabulary = *tokens.first_chunk().unwrap();
+        let document = |rng: &mut Rng| (0..longest).map(|_| *rng.pick(&vocabulary).unwrap()).collect();
         let documents = (0..3).map(|_| document(&mut rng)).collect();
         let plain = Scope::default();
         let scopes = [plain.clone(), plain.clone(), plain.with_salt(b"tenant").with_adapter(b"adapter", 1)];
@@ -41,6 +49,7 @@ impl Generator {
             rng,
             documents,
             scopes: scopes.into_iter().map(Rc::new).collect(),
+            vocabulary,
             embeddings: 1 << 31,
         }
     }
@@ -104,6 +113,10 @@ impl Generator {
         })
     }
 
+    fn token(&mut self) -> TokenId {
+        *self.rng.pick(&self.vocabulary).unwrap()
+    }
+
     fn scope(&mut self) -> Rc<Scope> {
         Rc::clone(self.rng.pick(&self.scopes).unwrap())
     }
@@ -132,10 +145,11 @@ impl Generator {
         let len = ix(self.rng.within(1, u32::try_from(document.len()).unwrap()));
         let mut prompt = document[..len].to_vec();
         if self.rng.chance(25) {
-            prompt[ix(self.rng.below(u32::try_from(len).unwrap()))] = self.rng.below(VOCABULARY);
+            prompt[ix(self.rng.below(u32::try_from(len).unwrap()))] = self.token();
         }
         if self.rng.chance(15) {
-            prompt.extend((0..self.rng.below(3)).map(|_| 1));
+            let last = self.vocabulary[0];
+            prompt.extend((0..self.rng.below(3)).map(|_| last));
         }
         prompt
     }
@@ -212,7 +226,7 @@ impl Generator {
             rest[..ix(len)].to_vec()
         } else {
             let len = if self.rng.chance(65) { 1 } else { self.rng.within(1, 6) };
-            (0..len).map(|_| self.rng.below(VOCABULARY)).collect()
+            (0..len).map(|_| self.token()).collect()
         };
         if kind == Kind::Embeddings {
             for token in &mut tokens {
