@@ -143,13 +143,13 @@ errors! {
             /// The group whose pool is too small.
             group: GroupId,
         } => "the prompt takes {blocks} blocks and the pool has {capacity}",
-        /// A range is empty or turned around.
+        /// A range is empty or turned around, or starts or ends before the one in front of it does.
         BadRange {
             /// First position.
             start: u32,
             /// Position after the last one.
             end: u32,
-        } => "the range {start}..{end} is empty",
+        } => "the range {start}..{end} is empty or out of order",
         /// All handles are in use.
         TooManySequences => "there are 2^32 - 1 sequences",
     }
@@ -277,7 +277,7 @@ errors! {
             /// The committed length, in tokens.
             committed: u32,
         } => "cannot truncate {committed} tokens to {len}",
-        /// All handles, or all references of a block, are in use.
+        /// All handles are in use.
         TooManySequences => "there are 2^32 - 1 sequences",
         /// The claim alone is larger than the pool.
         NeverFits {
@@ -319,7 +319,7 @@ errors! {
             /// Number of beams.
             beams: usize,
         } => "parent {parent} of {beams} beams",
-        /// All handles, or all references of a block, are in use.
+        /// All handles are in use.
         TooManySequences => "there are 2^32 - 1 sequences",
     }
 

@@ -190,13 +190,13 @@ pub struct Plane {
 
 impl Plane {
     /// The first element of a token's head; see the type. No bounds are checked here: [`KvLayout`] checks once that
-    /// every block, head and token lies inside the allocation.
+    /// every block, head and token lies inside the allocation. Numbers from elsewhere may wrap around.
     #[inline]
     pub const fn elem(&self, block: BlockId, head: u32, offset: u32) -> u64 {
         self.base_elems
-            + block.get() as u64 * self.block_stride_elems
-            + head as u64 * self.head_stride_elems
-            + offset as u64 * self.token_stride_elems
+            .wrapping_add((block.get() as u64).wrapping_mul(self.block_stride_elems))
+            .wrapping_add((head as u64).wrapping_mul(self.head_stride_elems))
+            .wrapping_add((offset as u64).wrapping_mul(self.token_stride_elems))
     }
 
     /// Elements from the start of the allocation to the end of this plane, if 64 bits hold the number.
@@ -426,6 +426,13 @@ mod tests {
             let error = KvLayout::custom(7, 16, DType::F32, layers, short).unwrap_err();
             assert!(matches!(error, LayoutError::OutOfBounds { .. }), "{error}");
         }
+    }
+
+    #[test]
+    fn an_element_that_no_layout_has_does_not_panic() {
+        let plane = Plane { base_elems: 1, block_stride_elems: u64::MAX, head_stride_elems: 0, token_stride_elems: 2 };
+        // 1 + 3 × (2^64 - 1) + 2 × 5, modulo 2^64.
+        assert_eq!(plane.elem(BlockId::new(3), 7, 5), 8);
     }
 
     #[test]

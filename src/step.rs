@@ -45,7 +45,7 @@ impl StepRow {
     /// Length of the sequence once the row is computed: what the last query token attends to, itself included.
     #[inline]
     pub const fn seq_len(&self) -> u32 {
-        self.start + self.len
+        self.start.saturating_add(self.len)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use paged_kv::cache::{Release, Row};
 use paged_kv::step::Padding;
-use paged_kv::{CacheConfig, KvCache, Query, Scope, SeqId, Step};
+use paged_kv::{CacheConfig, Extra, KvCache, Query, Scope, SeqId, Step};
 
 const BLOCK_SIZE: u32 = 4;
 const BATCH: usize = 8;
@@ -63,4 +63,18 @@ fn serving_allocates_nothing_once_buffers_have_grown() {
     });
     assert!(engine.cache.stats().evictions > evictions, "the pool was full all along");
     assert_eq!(info.count_total, 0, "{info:?}");
+}
+
+#[test]
+fn a_sequence_that_has_ended_keeps_nothing_of_its_query() {
+    let mut cache = KvCache::new(CacheConfig::new(8, BLOCK_SIZE)).expect("valid");
+    let extras: Vec<_> = (0..1_000).map(|at| Extra { range: at..at + 1, digest: [0; 32] }).collect();
+    let mut once = |extras| {
+        let query = Query::default().with_extras(extras);
+        let seq = cache.create(&Scope::default(), &[1, 2, 3], query).expect("room").seq;
+        cache.free(seq, Release::Cache).expect("alive");
+    };
+    once(&[]);
+    let info = allocation_counter::measure(|| once(&extras));
+    assert_eq!(info.bytes_current, 0, "{info:?}");
 }

@@ -39,7 +39,7 @@ struct Record {
 /// A pool of blocks, idle ones queued by age; see [`BlockAllocator`] for its use.
 ///
 /// # Complexity
-/// Every operation is O(1) and allocates nothing, but for construction and `retire`.
+/// Every operation is O(1) and allocates nothing, but for construction.
 ///
 /// # Example
 /// A prompt of 7 tokens in blocks of 4 takes two blocks, the ninth token a third. Here the pool is prepared so that
@@ -135,7 +135,10 @@ impl BlockPool {
 
     /// Seals a block under an identity, or takes its identity away.
     pub fn set_identity(&mut self, block: &BlockRef, identity: Option<Identity>) {
-        self.identify(block.id(), identity);
+        // An idle block here is one that the reference is not of: it comes from another pool.
+        if self.refs(block.id()) > 0 {
+            self.identify(block.id(), identity);
+        }
     }
 
     pub(crate) fn identify(&mut self, block: BlockId, identity: Option<Identity>) {
@@ -357,7 +360,10 @@ impl BlockAllocator for BlockPool {
     }
 
     fn share(&mut self, block: &BlockRef) -> BlockRef {
-        self.hold(block.id());
+        // A reference of another pool must not hold a block that is idle in this one.
+        if self.refs(block.id()) > 0 {
+            self.hold(block.id());
+        }
         BlockRef(block.id())
     }
 
@@ -456,6 +462,22 @@ mod tests {
             small.release(block);
         }
         assert_eq!(small.available(), 2);
+    }
+
+    #[test]
+    fn a_reference_of_another_pool_neither_names_nor_holds_an_idle_block() {
+        let mut other = BlockPool::new(2).unwrap();
+        let foreign = other.alloc().unwrap();
+        let mut pool = BlockPool::new(2).unwrap();
+        pool.set_identity(&foreign, Some(identity(1)));
+        let shared = pool.share(&foreign);
+        assert_eq!((pool.identity(foreign.id()), pool.refs(foreign.id())), (None, 0));
+        let (block, lost) = pool.take().unwrap();
+        assert_eq!((block.id(), lost), (foreign.id(), None));
+        pool.release(shared);
+        pool.release(block);
+        assert_eq!((pool.available(), pool.cached()), (2, 0));
+        pool.check(|_| (0, 0)).unwrap();
     }
 
     #[test]

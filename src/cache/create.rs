@@ -20,7 +20,7 @@ use crate::sequence::{Claim, Sequence};
 pub struct Prefix {
     /// Leading tokens whose K and V are in the cache.
     pub cached_tokens: u32,
-    /// Blocks that hold them and that no living sequence holds: a hit takes them off the blocks available.
+    /// Blocks that hold them and could be allocated now: a hit takes them off the blocks available.
     pub idle_blocks: u32,
 }
 
@@ -39,7 +39,7 @@ pub struct Created {
 pub enum Fit {
     /// It would succeed now.
     Now,
-    /// Not now, but in an empty pool.
+    /// Not now, but in an empty pool. Rows that do so one by one, and not all in one step, are here too: plan fewer.
     Later(Shortfall),
     /// Not even in an empty pool.
     Never,
@@ -61,7 +61,7 @@ impl<S: BuildHasher> KvCache<S> {
         let blocks = nodes.iter().filter_map(|&node| self.blocks.index.entry(node));
         Ok(Prefix {
             cached_tokens: len32(nodes.len()) * self.config.block_size,
-            idle_blocks: blocks.map(|block| u32::from(self.blocks.pool.refs(block) == 0)).sum(),
+            idle_blocks: blocks.map(|block| u32::from(self.blocks.pool.is_idle(block))).sum(),
         })
     }
 
@@ -154,8 +154,8 @@ impl<S: BuildHasher> KvCache<S> {
             Err(CreateError::NeverFits { .. }) => return Ok(Fit::Never),
             other => other?,
         };
-        let too_long = CreateError::TooLong { tokens: tokens.len() };
-        let len = u32::try_from(tokens.len()).ok().and_then(|len| len.checked_add(extra)).ok_or(too_long)?;
+        // A pool has at most 2^32 - 1 slots, so that a longer sequence never fits.
+        let Some(len) = len32(tokens.len()).checked_add(extra) else { return Ok(Fit::Never) };
         let blocks = len.div_ceil(self.config.block_size);
         if blocks > self.capacity() {
             return Ok(Fit::Never);
@@ -192,6 +192,8 @@ impl<S: BuildHasher> KvCache<S> {
         })?;
         self.reserved = self.reserved - before + blocks;
         if let Some(sequence) = self.seqs.get_mut(seq) {
+            // A length that is reached is not claimed again when the sequence is cut.
+            let target = if tokens > sequence.committed { target } else { 0 };
             sequence.claim = Claim { target, blocks };
         }
         Ok(())

@@ -228,7 +228,8 @@ impl<S: BuildHasher> KvCache<S> {
         true
     }
 
-    /// References to the blocks of a sequence's committed tokens, first block first: what sharing looks like.
+    /// References to the blocks of a sequence's table, first block first: what sharing looks like. Planned blocks and
+    /// lookahead are included.
     ///
     /// # Errors
     /// [`SequenceError::Unknown`] for a stale handle.

@@ -44,8 +44,9 @@ impl Sequences {
     }
 
     /// Keeps the buffers of a sequence that has given its blocks back.
-    pub(super) fn recycle(&mut self, sequence: Sequence) {
+    pub(super) fn recycle(&mut self, mut sequence: Sequence) {
         debug_assert!(sequence.table.is_empty() && sequence.displaced.is_none());
+        sequence.query = None;
         self.spare.push(sequence);
     }
 

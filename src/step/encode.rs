@@ -55,13 +55,14 @@ impl Step {
     }
 
     /// Reads a step that [`encode`](Self::encode) wrote at the start of `bytes`, and returns how many bytes it took.
-    /// A step of more than `max_tokens` query tokens is refused: it is the one size that the bytes do not bound.
+    /// A step that writes more than `max_tokens` slots, all groups together, is refused: it is the one size that the
+    /// bytes do not bound. With one group these are its query tokens.
     ///
     /// # Errors
     /// [`MalformedStep`] where the bytes are not a step; `self` is then as it was.
     ///
     /// # Complexity
-    /// Time and memory linear in the bytes read plus the query tokens.
+    /// Time and memory linear in the bytes read plus `max_tokens`. Allocates.
     pub fn decode(&mut self, bytes: &[u8], max_tokens: u32) -> Result<usize, MalformedStep> {
         let mut input = Input { bytes, at: 0 };
         if input.take::<4>()? != MAGIC {
@@ -86,6 +87,10 @@ impl Step {
             if step.num_tokens() > max_tokens {
                 return fault("more query tokens than allowed");
             }
+        }
+        // Every group brings slots of its own.
+        if u64::from(step.num_tokens()) * u64::from(num_groups) > u64::from(max_tokens) {
+            return fault("more slots than allowed");
         }
         for _ in 0..num_groups {
             let group = input.group(&step)?;

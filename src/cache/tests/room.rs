@@ -121,6 +121,7 @@ fn a_request_larger_than_the_pool_never_fits() {
     assert_eq!(create, Err(CreateError::NeverFits { blocks: 5, capacity: 4, group }));
     assert_eq!(cache.fits_prompt(&scope, &tokens(0..17), Query::default(), 0), Ok(Fit::Never));
     assert_eq!(cache.fits_prompt(&scope, &tokens(0..16), Query::default(), 1), Ok(Fit::Never));
+    assert_eq!(cache.fits_prompt(&scope, &tokens(0..16), Query::default(), u32::MAX), Ok(Fit::Never));
     assert_eq!(cache.fits_prompt(&scope, &tokens(0..16), Query::default(), 0), Ok(Fit::Now));
     let seq = blank(&mut cache);
     assert_eq!(cache.fits(&[Row::count(seq, 17)]), Ok(Fit::Never));
@@ -168,4 +169,27 @@ fn blocks_that_an_open_step_computes_count_as_found() {
     assert_eq!(second.cached_tokens, 0);
     cache.plan(&[Row::ids(second.seq, &tokens(0..16))], &mut step).unwrap();
     assert_eq!(step.rows()[0].skip, 8);
+}
+
+#[test]
+fn a_length_that_is_reached_is_not_claimed_again_by_a_cut() {
+    let mut cache = cache(4, 4);
+    let seq = sequence_of(&mut cache, &tokens(0..12));
+    cache.reserve(seq, 12).unwrap();
+    cache.truncate(seq, 2).unwrap();
+    assert_eq!((cache.sequence(seq).unwrap().reserved_blocks(), cache.stats().reserved), (0, 0));
+}
+
+#[test]
+fn blocks_that_a_hit_takes_from_nobody_are_not_idle() {
+    // The found block is withheld: it is not available before the hit, and a hit costs nothing.
+    let config = CacheConfig::new(4, 4).with_scratch(false).with_withhold(true);
+    let mut cache = KvCache::new(config).unwrap();
+    let seq = sequence_of(&mut cache, &tokens(0..5));
+    cache.free(seq, Release::Cache).unwrap();
+    let available = cache.stats().available;
+    let found = cache.peek(&Scope::default(), &tokens(0..5), Query::default()).unwrap();
+    assert_eq!((found.cached_tokens, found.idle_blocks), (4, 0));
+    cache.create(&Scope::default(), &tokens(0..5), Query::default()).unwrap();
+    assert_eq!(cache.stats().available, available);
 }

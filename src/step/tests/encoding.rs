@@ -139,6 +139,27 @@ fn more_query_tokens_than_allowed_are_refused() {
 }
 
 #[test]
+fn groups_do_not_multiply_the_query_tokens_that_are_allowed() {
+    // A row of 64 tokens in one large block: every further group takes 28 bytes and brings 64 slots.
+    let row = TableRow { start: 0, len: 64, blocks: &[BlockId::new(0)] };
+    let mut bytes = encoded(&Step::from_tables(64, &[row], &[]).unwrap());
+    // The groups are counted in bytes 16 and 17, and the first one lies behind 18 bytes of head and 20 of the row.
+    let group = bytes[38..].to_vec();
+    bytes[16] = 2;
+    bytes.extend(group);
+    let mut decoded = Step::new();
+    assert!(matches!(decoded.decode(&bytes, 127), Err(MalformedStep::Inconsistent { .. })));
+    assert_eq!(decoded.decode(&bytes, 128), Ok(bytes.len()));
+    assert_eq!(encoded(&decoded), bytes);
+}
+
+#[test]
+fn a_row_that_no_step_has_does_not_panic() {
+    let row = StepRow { start: u32::MAX, len: 2, ..planned().rows()[0] };
+    assert_eq!(row.seq_len(), u32::MAX);
+}
+
+#[test]
 fn other_bytes_are_no_step() {
     for magic in [b"PKS0", b"PKS2", b"pks1"] {
         let mut bytes = encoded(&small());
