@@ -29,6 +29,7 @@ mod tests;
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use core::fmt;
 use core::hash::BuildHasher;
 
 use foldhash::fast::FixedState;
@@ -39,6 +40,7 @@ use crate::id::{BlockId, GroupId, SeqId, StepId};
 use crate::sequence::Sequence;
 use blocks::Blocks;
 use commit::OpenStep;
+use create::Nodes;
 use handles::Sequences;
 use plan::Draft;
 
@@ -62,8 +64,9 @@ pub struct CacheConfig {
     pub block_size: u32,
     /// Keep block 0 back as the block that padded rows write to. Costs one block of capacity; on by default.
     pub scratch: bool,
-    /// Keep released blocks that an open step names from being reused until [`KvCache::retire`]. For engines whose
-    /// later work does not all run on the stream of the step; off by default.
+    /// Keep released blocks that a step names from being reused, or rewritten by who finds them again, until
+    /// [`KvCache::retire`]. For engines whose later work does not all run on the stream of the step; off by default.
+    /// What a sequence itself rewrites after a truncation or a rollback is not kept from its own older steps.
     pub withhold: bool,
     /// Seed of the hash that finds candidates in the prefix index. Results do not depend on it.
     pub hash_seed: u64,
@@ -105,6 +108,8 @@ pub struct Stats {
     pub pending: u32,
     /// Blocks that sequences hold.
     pub held: u32,
+    /// Of these, blocks with more than one reference.
+    pub shared: u32,
     /// Blocks that are reserved for sequences and not taken yet.
     pub reserved: u32,
     /// Living sequences.
@@ -113,7 +118,8 @@ pub struct Stats {
     pub open_steps: u32,
     /// Tokens of all prompts that were looked up, ever.
     pub prompt_tokens: u64,
-    /// Tokens that were found and not computed again, ever: at `create` and as skipped tokens of rows.
+    /// Tokens that were found and not computed again, ever: at `create` and as skipped tokens of rows, those of steps
+    /// that were aborted included.
     pub hit_tokens: u64,
     /// Copies planned, ever.
     pub copies: u64,
@@ -134,7 +140,6 @@ struct Counters {
 ///
 /// The hasher `S` picks candidates in the prefix index and decides nothing.
 #[cfg_attr(test, derive(Clone))]
-#[derive(Debug)]
 pub struct KvCache<S = FixedState> {
     config: CacheConfig,
     blocks: Blocks<S>,
@@ -145,13 +150,20 @@ pub struct KvCache<S = FixedState> {
     spare: Vec<OpenStep>,
     draft: Draft,
     /// Scratch for lookups.
-    nodes: Vec<u32>,
+    nodes: Nodes,
     next_step: u64,
     /// Counts plans that were tried, to find a sequence that stands in one twice.
     plans: u64,
     /// Sum of all claims, in blocks; never more than are available.
     reserved: u32,
     counters: Counters,
+}
+
+/// Counts and no tokens: prompts are nobody's business in a log.
+impl<S: BuildHasher> fmt::Debug for KvCache<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KvCache").field("config", &self.config).field("stats", &self.stats()).finish_non_exhaustive()
+    }
 }
 
 impl KvCache {
@@ -187,7 +199,7 @@ impl<S: BuildHasher> KvCache<S> {
             open: VecDeque::new(),
             spare: Vec::new(),
             draft: Draft::default(),
-            nodes: Vec::new(),
+            nodes: Nodes::new(),
             next_step: 1,
             plans: 0,
             reserved: 0,
@@ -247,6 +259,7 @@ impl<S: BuildHasher> KvCache<S> {
             cached: pool.cached(),
             pending: pool.pending(),
             held: pool.capacity() - pool.available() - pool.pending(),
+            shared: pool.shared(),
             reserved: self.reserved,
             sequences: self.seqs.len(),
             open_steps: crate::id::len32(self.open.len()),

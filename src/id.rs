@@ -90,16 +90,22 @@ impl Slot {
         ix(self.0)
     }
 
-    /// The block that holds this slot; `block_size` must not be zero.
+    /// The block that holds this slot (block 0 where `block_size` is zero, which no cache has).
     #[inline]
     pub const fn block(self, block_size: u32) -> BlockId {
-        BlockId(self.0 / block_size)
+        match self.0.checked_div(block_size) {
+            Some(block) => BlockId(block),
+            None => BlockId(0),
+        }
     }
 
-    /// The place of this slot in its block, in tokens; `block_size` must not be zero.
+    /// The place of this slot in its block, in tokens (0 where `block_size` is zero).
     #[inline]
     pub const fn offset(self, block_size: u32) -> u32 {
-        self.0 % block_size
+        match self.0.checked_rem(block_size) {
+            Some(offset) => offset,
+            None => 0,
+        }
     }
 }
 

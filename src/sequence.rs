@@ -42,6 +42,9 @@ pub struct Sequence {
     pub(crate) mark: u64,
 }
 
+/// Tokens that a tail's buffer may keep room for; 16 KiB.
+const LONGEST_BUFFER: usize = 4_096;
+
 /// A reservation: blocks that admission keeps for a sequence on its way to a length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Claim {
@@ -130,5 +133,9 @@ impl Sequence {
         self.committed = committed;
         let sealed = ix(self.tail_start(block_size) - before);
         self.tail.drain(..sealed.min(self.tail.len()));
+        // A long prompt in one step leaves a long buffer behind, of which a tail wants one block's worth.
+        if self.tail.capacity() > LONGEST_BUFFER && self.open_rows == 0 {
+            self.tail.shrink_to(ix(block_size));
+        }
     }
 }

@@ -66,6 +66,8 @@ pub struct BlockPool {
     capacity: u32,
     /// Blocks without references that have an identity.
     cached: u32,
+    /// Blocks with more than one reference.
+    shared: u32,
     retired: u64,
 }
 
@@ -95,6 +97,7 @@ impl BlockPool {
             withheld: List::new(),
             capacity: num_blocks - reserved,
             cached: 0,
+            shared: 0,
             retired: 0,
         };
         for id in reserved..num_blocks {
@@ -157,11 +160,18 @@ impl BlockPool {
         self.cached
     }
 
+    /// Blocks with more than one reference.
+    pub fn shared(&self) -> u32 {
+        self.shared
+    }
+
     /// Whether a holder may write the block from `offset` on: no other holds it, but for those that wait for a commit,
-    /// and these rely on nothing from there on.
+    /// and these rely on nothing from there on; and no step that a former holder withholds it for is still to retire.
     #[inline]
     pub(crate) fn may_write(&self, block: BlockId, offset: u32) -> bool {
-        let may = |record: &Record| record.refs - record.displaced == 1 && record.displaced_len <= offset;
+        let may = |record: &Record| {
+            record.refs - record.displaced == 1 && record.displaced_len <= offset && record.fence <= self.retired
+        };
         self.records.get(block.index()).is_some_and(may)
     }
 
@@ -201,6 +211,7 @@ impl BlockPool {
         if let Some(record) = self.records.get_mut(block.index()) {
             self.cached -= u32::from(record.refs == 0 && record.identity.is_some());
             // Sticky at the top: a block shared 2^32 - 1 times is never released, rather than released too early.
+            self.shared += u32::from(record.refs == 1);
             record.refs = record.refs.saturating_add(1);
         }
     }
@@ -209,6 +220,7 @@ impl BlockPool {
     pub(crate) fn unhold(&mut self, block: BlockId) {
         let record = &mut self.records[block.index()];
         record.refs -= 1;
+        self.shared -= u32::from(record.refs == 1);
         self.cached += u32::from(record.refs == 0 && record.identity.is_some());
     }
 
@@ -240,6 +252,7 @@ impl BlockPool {
         record.refs -= 1;
         record.fence = record.fence.max(fence);
         if record.refs > 0 {
+            self.shared -= u32::from(record.refs == 1);
             return false;
         }
         self.cached += u32::from(record.identity.is_some());
@@ -308,6 +321,9 @@ impl BlockPool {
         let idle = self.records.iter().filter(|record| record.refs == 0);
         if idle.filter(|record| record.identity.is_some()).count() != ix(self.cached) {
             return Err("the number of cached blocks is wrong");
+        }
+        if self.records.iter().filter(|record| record.refs > 1).count() != ix(self.shared) {
+            return Err("the number of shared blocks is wrong");
         }
         let first = self.records.len() - ix(self.capacity);
         for (index, record) in self.records.iter().enumerate() {

@@ -100,16 +100,14 @@ impl<S: BuildHasher> Blocks<S> {
         self.release(block, fence);
     }
 
-    /// Appends the nodes of the longest acceptable hit to `nodes`: those that `visible` accepts, in order, up to the
-    /// limit, ending where the query lets a hit end. Changes nothing else.
-    pub(super) fn walk(&self, walk: &Walk<'_>, nodes: &mut impl Extend<u32>, visible: impl Fn(u32) -> bool) -> u32 {
+    /// Appends the nodes that a walk finds and `visible` accepts, in order, up to the limit. Returns how many of them
+    /// make the longest hit that ends where the query lets one end: the caller drops the rest. Changes nothing else.
+    pub(super) fn walk(&self, walk: &Walk<'_>, nodes: &mut impl Extend<u32>, visible: impl Fn(u32) -> bool) -> usize {
         if walk.query.private {
             return 0;
         }
         let (mut parent, mut found, mut accepted) = (walk.parent, 0, 0);
         let size = self.block_size;
-        // Hits wait here until the query accepts an end at or behind them.
-        let mut waiting: smallvec::SmallVec<[u32; 8]> = smallvec::SmallVec::new();
         for tokens in walk.tokens.chunks_exact(ix(size)) {
             let range: Range<u32> = walk.start + found * size..walk.start + (found + 1) * size;
             if range.end > walk.limit || walk.query.max_hit.is_some_and(|most| range.end > most) {
@@ -121,12 +119,11 @@ impl<S: BuildHasher> Blocks<S> {
             }
             parent = Parent::Node(node);
             found += 1;
-            waiting.push(node);
+            nodes.extend([node]);
             if walk.query.may_end(range.end) {
-                nodes.extend(waiting.drain(..));
                 accepted = found;
             }
         }
-        accepted
+        ix(accepted)
     }
 }

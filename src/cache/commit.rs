@@ -270,7 +270,7 @@ impl<S: BuildHasher> KvCache<S> {
     /// # Complexity
     /// O(blocks withheld).
     pub fn retire(&mut self, step: StepId) -> Result<(), StepError> {
-        if step.get() >= self.next_step {
+        if step.get() == 0 || step.get() >= self.next_step {
             return Err(StepError::NotOpen { step });
         }
         if let Some(oldest) = self.open.front().map(OpenStep::id).filter(|&oldest| oldest <= step) {
@@ -306,7 +306,7 @@ fn name_blocks<S: BuildHasher>(blocks: &mut Blocks<S>, seq: &Sequence, first: u3
         }
         let Some(parent) = parent_of(blocks, seq, index) else { return };
         let extras = seq.query().overlapping(index * block_size..(index + 1) * block_size);
-        let node = blocks.index.claim(parent, seq.block_tokens(index, block_size), extras);
+        let node = blocks.index.promise(parent, seq.block_tokens(index, block_size), extras);
         blocks.publish(node, block, 0);
     }
 }

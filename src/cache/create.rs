@@ -14,6 +14,9 @@ use crate::prefix::index::Parent;
 use crate::prefix::{Query, Scope};
 use crate::sequence::{Claim, Sequence};
 
+/// Nodes of a lookup: those of prompts of 512 tokens in blocks of 16 without an allocation.
+pub(super) type Nodes = SmallVec<[u32; 32]>;
+
 /// What [`KvCache::peek`] found of a prompt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -56,7 +59,7 @@ impl<S: BuildHasher> KvCache<S> {
     /// O(tokens found).
     pub fn peek(&self, scope: &Scope, tokens: &[TokenId], query: Query<'_>) -> Result<Prefix, CreateError> {
         self.check_prompt(tokens, &query)?;
-        let mut nodes: SmallVec<[u32; 32]> = SmallVec::new();
+        let mut nodes = Nodes::new();
         self.find(scope, tokens, query, |block| self.blocks.index.computing(block) == 0, &mut nodes);
         let blocks = nodes.iter().filter_map(|&node| self.blocks.index.entry(node));
         Ok(Prefix {
@@ -136,7 +139,8 @@ impl<S: BuildHasher> KvCache<S> {
 
     /// Whether a prompt and `extra` tokens behind it (a first block of the answer, say) would find room: whether
     /// [`create`](Self::create) and one [`plan`](Self::plan) of so many tokens would succeed, now, or in an empty pool.
-    /// Blocks that open steps are computing count as found, as they do in a plan.
+    /// Blocks that open steps are computing count as found, as they do in a plan; the last block of a prompt that is a
+    /// whole number of blocks does not, since a plan of the prompt alone computes it.
     ///
     /// # Errors
     /// As [`create`](Self::create), for prompts that are wrong in themselves; too large is [`Fit::Never`].
@@ -160,7 +164,7 @@ impl<S: BuildHasher> KvCache<S> {
         if blocks > self.capacity() {
             return Ok(Fit::Never);
         }
-        let mut nodes: SmallVec<[u32; 32]> = SmallVec::new();
+        let mut nodes = Nodes::new();
         self.find(scope, tokens, query, |_| true, &mut nodes);
         let found = nodes.iter().filter_map(|&node| self.blocks.index.entry(node));
         let held: u32 = found.map(|block| u32::from(!self.blocks.pool.is_idle(block))).sum();
@@ -212,21 +216,22 @@ impl<S: BuildHasher> KvCache<S> {
         query.check()
     }
 
-    /// Appends the nodes of a prompt's leading blocks whose entries `visible` accepts.
+    /// Finds the nodes of a prompt's leading blocks whose entries `visible` accepts.
     fn find(
         &self,
         scope: &Scope,
         tokens: &[TokenId],
         query: Query<'_>,
         visible: impl Fn(BlockId) -> bool,
-        nodes: &mut impl Extend<u32>,
+        nodes: &mut Nodes,
     ) {
         let index = &self.blocks.index;
         if let Some(scope) = index.scopes.find(scope, &index.hasher) {
             // At least one token is left to compute.
             let limit = len32(tokens.len()).saturating_sub(1);
             let walk = Walk { parent: Parent::Scope(scope), tokens, start: 0, limit, query };
-            self.blocks.walk(&walk, nodes, |node| index.entry(node).is_some_and(&visible));
+            let hits = self.blocks.walk(&walk, nodes, |node| index.entry(node).is_some_and(&visible));
+            nodes.truncate(hits);
         }
     }
 }

@@ -172,3 +172,39 @@ fn the_table_of_the_papers_figure_is_built_block_by_block() {
     assert_eq!(step.tables().slots(), [crate::Slot::new(3 * 4)], "the first slot of block 3");
     assert!(cache.sequence(seq).unwrap().table().ids().map(BlockId::get).eq([7, 1, 3]));
 }
+
+#[test]
+fn a_withheld_block_that_is_found_again_is_copied_before_it_is_written() {
+    // Step 1 names the block of [1, 2, 3, 4] for a sequence that is freed; another finds it, is cut to [1, 2], and goes
+    // on with 9, while step 1 may still read on another stream. Once step 1 is retired, a third writes in place.
+    let config = CacheConfig::new(8, 4).with_withhold(true);
+    let mut cache = KvCache::new(config).unwrap();
+    let first = sequence_of(&mut cache, &tokens(0..5));
+    cache.free(first, Release::Cache).unwrap();
+    let mut copies = Vec::new();
+    for round in 0..2 {
+        let created = cache.create(&Scope::default(), &tokens(0..5), Query::default()).unwrap();
+        assert_eq!(created.cached_tokens, 4);
+        cache.truncate(created.seq, 2).unwrap();
+        let step = run(&mut cache, created.seq, &[9]);
+        copies.push(step.tables().copies().len());
+        cache.free(created.seq, Release::Discard).unwrap();
+        if round == 0 {
+            cache.retire(step.id().unwrap()).unwrap();
+        }
+    }
+    assert_eq!(copies, [1, 0]);
+}
+
+#[test]
+fn stats_count_shared_blocks() {
+    let mut cache = cache(8, 4);
+    let root = sequence_of(&mut cache, &tokens(0..6));
+    assert_eq!(cache.stats().shared, 0);
+    let forks = [cache.fork(root).unwrap(), cache.fork(root).unwrap()];
+    assert_eq!((cache.stats().shared, cache.stats().held), (2, 2));
+    cache.free(forks[0], Release::Cache).unwrap();
+    run(&mut cache, forks[1], &[9]);
+    // The full block is shared still; each has a tail of its own.
+    assert_eq!((cache.stats().shared, cache.stats().held), (1, 3));
+}

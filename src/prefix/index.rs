@@ -167,8 +167,8 @@ impl<S: BuildHasher> PrefixIndex<S> {
     }
 
     /// The node of this content, made where there is none, with the promise of a block for it: to be followed by
-    /// [`fill`](Self::fill), or undone by [`unclaim`](Self::unclaim) in reverse order.
-    pub(crate) fn claim(&mut self, parent: Parent, tokens: &[TokenId], extras: &[Extra]) -> u32 {
+    /// [`fill`](Self::fill), or undone by [`unpromise`](Self::unpromise) in reverse order.
+    pub(crate) fn promise(&mut self, parent: Parent, tokens: &[TokenId], extras: &[Extra]) -> u32 {
         if let Some(id) = self.find(parent, tokens, extras) {
             self.nodes[ix(id)].promised += 1;
             return id;
@@ -234,8 +234,8 @@ impl<S: BuildHasher> PrefixIndex<S> {
         parent
     }
 
-    /// Undoes [`claim`](Self::claim).
-    pub(crate) fn unclaim(&mut self, node: u32) {
+    /// Undoes [`promise`](Self::promise).
+    pub(crate) fn unpromise(&mut self, node: u32) {
         self.nodes[ix(node)].promised -= 1;
         self.drop_if_empty(node);
     }

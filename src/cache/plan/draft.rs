@@ -25,7 +25,7 @@ pub(in crate::cache) struct Draft {
     nodes: Vec<u32>,
     pub(super) hidden: Vec<Hidden>,
     /// Nodes that rows bring blocks for, row after row.
-    pub(super) claims: Vec<u32>,
+    pub(super) promises: Vec<u32>,
     /// Blocks to be taken from the pool.
     pub(super) needed: u64,
     /// Claims of the rows' sequences, as they are and as they will be.
@@ -44,7 +44,7 @@ pub(super) struct DraftRow {
     pub(super) start: u32,
     pub(super) count: u32,
     pub(super) hits: u32,
-    pub(super) claims: u32,
+    pub(super) promises: u32,
     hidden: bool,
     /// The tail to be replaced by a copy, as an index of the table, and what undoes its mark.
     pub(super) cow: Option<(u32, u32)>,
@@ -54,12 +54,12 @@ pub(super) struct DraftRow {
 
 impl Draft {
     pub(super) fn clear(&mut self) {
-        let Self { rows, hits, nodes, hidden, claims, .. } = self;
+        let Self { rows, hits, nodes, hidden, promises, .. } = self;
         rows.clear();
         hits.clear();
         nodes.clear();
         hidden.clear();
-        claims.clear();
+        promises.clear();
         (self.needed, self.claims_before, self.claims_after) = (0, 0, 0);
         (self.query_tokens, self.table_blocks) = (0, 0);
     }
@@ -121,7 +121,7 @@ impl<S: BuildHasher> KvCache<S> {
             start,
             count,
             hits: 0,
-            claims: 0,
+            promises: 0,
             hidden: false,
             cow: None,
             table_target,
@@ -141,7 +141,7 @@ impl<S: BuildHasher> KvCache<S> {
             draft_tail(&mut self.blocks, seq, start / block_size, draft, &mut drafted);
         }
         if matches!(row.tokens, RowTokens::Ids(_)) {
-            draft_claims(&mut self.blocks, seq, end - row.drafts, draft, &mut drafted);
+            draft_promises(&mut self.blocks, seq, end - row.drafts, draft, &mut drafted);
         }
         let grown = (table_target - seq.table.len()).saturating_sub(drafted.hits) + idle_hits;
         draft.needed += u64::from(grown) + u64::from(drafted.cow.is_some());
@@ -157,9 +157,9 @@ impl<S: BuildHasher> KvCache<S> {
     pub(super) fn undo(&mut self, draft: &Draft) {
         let mut hits = draft.hits.iter().rev();
         let mut hidden = draft.hidden.iter().rev();
-        let mut claims = draft.claims.iter().rev();
+        let mut promises = draft.promises.iter().rev();
         for row in draft.rows.iter().rev() {
-            claims.by_ref().take(ix(row.claims)).for_each(|&node| self.blocks.index.unclaim(node));
+            promises.by_ref().take(ix(row.promises)).for_each(|&node| self.blocks.index.unpromise(node));
             if let Some(&hidden) = row.hidden.then(|| hidden.next()).flatten() {
                 self.blocks.index.unhide(hidden);
             }
@@ -199,14 +199,14 @@ fn draft_plain<S: BuildHasher>(blocks: &Blocks<S>, seq: &mut Sequence, row: &Row
     }
     seq.tail.push(token);
     let (table_target, claim) = (index + 1, seq.claim);
-    let (hits, claims, hidden, cow) = (0, 0, false, None);
+    let (hits, promises, hidden, cow) = (0, 0, false, None);
     draft.rows.push(DraftRow {
         seq: row.seq,
         plain: true,
         start,
         count: 1,
         hits,
-        claims,
+        promises,
         hidden,
         cow,
         table_target,
@@ -240,7 +240,9 @@ fn draft_hits<S: BuildHasher>(
     let index = &blocks.index;
     draft.nodes.clear();
     let visible = |node| index.entry(node).is_some() || index.is_promised(node);
-    drafted.hits = blocks.walk(&walk, &mut draft.nodes, visible);
+    let hits = blocks.walk(&walk, &mut draft.nodes, visible);
+    draft.nodes.truncate(hits);
+    drafted.hits = len32(hits);
     let mut idle = 0;
     for &node in &draft.nodes {
         let block = blocks.index.entry(node);
@@ -274,7 +276,7 @@ fn draft_tail<S: BuildHasher>(
 }
 
 /// Names the blocks that the row fills, for the rows behind it.
-fn draft_claims<S: BuildHasher>(
+fn draft_promises<S: BuildHasher>(
     blocks: &mut Blocks<S>,
     seq: &Sequence,
     known_end: u32,
@@ -293,9 +295,9 @@ fn draft_claims<S: BuildHasher>(
     };
     for index in first..end {
         let extras = seq.query().overlapping(index * block_size..(index + 1) * block_size);
-        let node = blocks.index.claim(parent, seq.block_tokens(index, block_size), extras);
-        draft.claims.push(node);
-        drafted.claims += 1;
+        let node = blocks.index.promise(parent, seq.block_tokens(index, block_size), extras);
+        draft.promises.push(node);
+        drafted.promises += 1;
         parent = Parent::Node(node);
     }
 }

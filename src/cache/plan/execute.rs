@@ -28,15 +28,15 @@ impl<S: BuildHasher> KvCache<S> {
         let mut open = self.spare.pop().unwrap_or_default();
         open.start(id);
         let mut hits = draft.hits.iter().copied();
-        let mut claims = draft.claims.iter().copied();
+        let mut promises = draft.promises.iter().copied();
         for (row, drafted) in rows.iter().zip(&draft.rows) {
             if drafted.plain {
                 self.execute_plain(drafted, &mut open, step);
                 continue;
             }
             let hits = hits.by_ref().take(ix(drafted.hits));
-            let claims = claims.by_ref().take(ix(drafted.claims));
-            self.execute_row(row, drafted, hits, claims, &mut open, step);
+            let promises = promises.by_ref().take(ix(drafted.promises));
+            self.execute_row(row, drafted, hits, promises, &mut open, step);
         }
         self.open.push_back(open);
         id
@@ -71,7 +71,7 @@ impl<S: BuildHasher> KvCache<S> {
         row: &Row<'_>,
         drafted: &DraftRow,
         hits: impl Iterator<Item = (u32, Option<BlockId>)>,
-        claims: impl Iterator<Item = u32>,
+        promises: impl Iterator<Item = u32>,
         open: &mut OpenStep,
         step: &mut Step,
     ) {
@@ -117,7 +117,7 @@ impl<S: BuildHasher> KvCache<S> {
         }
         let skip = drafted.hits * block_size;
         let first = (drafted.start + skip) / block_size;
-        for (node, index) in claims.zip(first..) {
+        for (node, index) in promises.zip(first..) {
             let Some(block) = seq.table.get(index).map(BlockRef::id) else { continue };
             blocks.publish(node, block, open.id().get());
             open.published.push(block);

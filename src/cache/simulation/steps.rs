@@ -103,8 +103,10 @@ impl<S: BuildHasher> World<S> {
             let grown = end.div_ceil(self.block_size()).saturating_sub(u32::try_from(table.len()).unwrap());
             let partial = model.planned() % self.block_size() != 0;
             let tail = table.get(ix(model.planned() / self.block_size())).filter(|_| partial);
-            // In a plan of several rows one may adopt the tail of another.
-            let alone = specs.len() == 1 && tail.is_some_and(|&tail| self.cache.refs(tail) == 1);
+            // In a plan of several rows one may adopt the tail of another; and a former holder may withhold it.
+            let alone = specs.len() == 1
+                && !self.cache.config().withhold
+                && tail.is_some_and(|&tail| self.cache.refs(tail) == 1);
             let copied = u32::from(tail.is_some() && !alone);
             needed += grown + copied;
             let claim = self.cache.sequence(spec.seq).unwrap().reserved_blocks();
@@ -225,7 +227,7 @@ impl<S: BuildHasher> World<S> {
         let result = both!(self, |cache| cache.retire(step));
         let oldest = self.open.front().map(|open| open.id).filter(|&oldest| oldest <= step);
         let expected = match oldest {
-            _ if step.get() > self.last_step => Err(StepError::NotOpen { step }),
+            _ if step.get() == 0 || step.get() > self.last_step => Err(StepError::NotOpen { step }),
             Some(step) => Err(StepError::StillOpen { step }),
             None => Ok(()),
         };
