@@ -58,7 +58,7 @@ pub const DEFAULT_BLOCK_SIZE: u32 = 16;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct CacheConfig {
-    /// Blocks of the pool, as in the storage's layout.
+    /// Blocks of the pool, as in the storage's layout; at most 2^30, and fewer than 2^32 slots.
     pub num_blocks: u32,
     /// Tokens of a block.
     pub block_size: u32,
@@ -73,12 +73,13 @@ pub struct CacheConfig {
 }
 
 impl CacheConfig {
-    /// A cache of `num_blocks` blocks of `block_size` tokens.
+    /// A cache of `num_blocks` blocks of `block_size` tokens. One of them is kept back as the scratch block: see
+    /// [`with_scratch`](Self::with_scratch).
     pub const fn new(num_blocks: u32, block_size: u32) -> Self {
         Self { num_blocks, block_size, scratch: true, withhold: false, hash_seed: 0 }
     }
 
-    /// With or without a scratch block.
+    /// With or without a scratch block. Without padded rows none is needed, and all blocks are for sequences.
     pub const fn with_scratch(self, scratch: bool) -> Self {
         Self { scratch, ..self }
     }
@@ -170,7 +171,8 @@ impl KvCache {
     /// A cache without sequences.
     ///
     /// # Errors
-    /// [`ConfigError`] names the contradiction.
+    /// [`ConfigError`]: a block size of zero, no block left for sequences, more than 2^30 blocks or 2^32 - 1 slots, or
+    /// bookkeeping that does not fit into memory.
     pub fn new(config: CacheConfig) -> Result<Self, ConfigError> {
         Self::with_hasher(config, FixedState::with_seed(config.hash_seed))
     }

@@ -76,7 +76,7 @@ errors! {
             /// As configured.
             num_blocks: u32,
         } => "no memory to keep account of {num_blocks} blocks",
-        /// Blocks and their names are numbered by 31 bits.
+        /// More than 2^30 blocks, which their names could not be numbered for.
         TooManyBlocks {
             /// As configured.
             num_blocks: u32,

@@ -24,6 +24,13 @@ pub struct Extra {
     pub digest: [u8; 32],
 }
 
+impl Extra {
+    /// An extra over these positions.
+    pub const fn new(range: Range<u32>, digest: [u8; 32]) -> Self {
+        Self { range, digest }
+    }
+}
+
 /// What a prompt brings beside its tokens. The default brings nothing and shares all it can.
 #[derive(Clone, Copy, Default, Debug)]
 #[non_exhaustive]

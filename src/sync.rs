@@ -1,7 +1,7 @@
 //! A cache that several threads share.
 //!
 //! Floor 4, feature `parking_lot`. The cache itself has no lock: it is one `&mut self` core. This is the same core
-//! behind one mutex, generic over [`lock_api::RawMutex`], so that an engine without `std` can bring its own. One lock
+//! behind one mutex, generic over [`lock_api::RawMutex`], so that an engine can bring its own. One lock
 //! per call, or one [`lock`](SharedKvCache::lock) around several: a scheduler plans under one guard.
 
 use alloc::sync::Arc;

@@ -33,7 +33,8 @@ pub struct Prefix {
 pub struct Created {
     /// Its handle.
     pub seq: SeqId,
-    /// Leading tokens of the prompt whose K and V it has already. Plan the tokens behind these.
+    /// Leading tokens of the prompt whose K and V it has already. Plan the tokens behind these, and only these: what is
+    /// planned is appended.
     pub cached_tokens: u32,
 }
 

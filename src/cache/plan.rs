@@ -70,7 +70,8 @@ impl<'a> Row<'a> {
 impl<S: BuildHasher> KvCache<S> {
     /// Plans one forward pass over the rows, into the caller's buffer.
     ///
-    /// The tokens of a row follow the planned length of its sequence. Leading tokens that are in the cache, or that a
+    /// The tokens of a row follow the planned length of its sequence: after [`create`](Self::create) these are the tokens
+    /// *behind* the cached ones, not the whole prompt. A step of no rows is a step: it is open until it commits. Leading tokens that are in the cache, or that a
     /// row before computes, are *skipped*: see [`StepRow::skip`](crate::step::StepRow::skip). Run every row of the
     /// step, also one whose sequence is freed meanwhile: others may rely on what it computes.
     ///
@@ -96,7 +97,8 @@ impl<S: BuildHasher> KvCache<S> {
         result
     }
 
-    /// Whether [`plan`](Self::plan) of these rows would succeed now, or later, or never: its own first half decides.
+    /// Whether [`plan`](Self::plan) of these rows would succeed now, or later, or never: its own first half decides,
+    /// in the cache's own buffers, which is why it takes `&mut self` though nothing changes.
     ///
     /// # Errors
     /// [`PlanError`] for rows that are wrong in themselves.

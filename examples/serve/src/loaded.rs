@@ -59,7 +59,14 @@ fn tokenise(gguf: &Gguf, config: &Config, options: &Options, path: &Path) -> Res
     let mut prompt_ids = Vec::with_capacity(options.prompts.len());
     for prompt in &options.prompts {
         let text = match &chat {
-            Some(chat) => chat.render(&messages(prompt)).map_err(refuse)?,
+            Some(chat) => {
+                let messages = messages(prompt);
+                let forged = messages.iter().find_map(|message| tokenizer.control_token_in(&message.content));
+                if let Some(token) = forged {
+                    return Err(refuse(TokenizerError::SpecialInChat(token.into())));
+                }
+                chat.render(&messages).map_err(refuse)?
+            }
             None => prompt.text.clone(),
         };
         let ids = tokenizer.encode(&text).map_err(refuse)?;

@@ -6,7 +6,9 @@ fn main() -> ExitCode {
     match serve::run(std::env::args_os()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("serve: {error}");
+            // One line, whatever a path or a file's own words hold.
+            let text = error.to_string().replace(char::is_control, " ");
+            eprintln!("serve: {text}");
             ExitCode::from(2)
         }
     }

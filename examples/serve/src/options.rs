@@ -179,7 +179,7 @@ struct Arguments {
     #[arg(long, conflicts_with_all = ["temperature", "top_p"])]
     greedy: bool,
 
-    /// Blocks of the cache [default: what a full batch may need, at most 1 GiB]
+    /// Blocks of the cache [default: what a full batch may need, at most 1 GiB unless one request needs more]
     #[arg(long, value_name = "BLOCKS")]
     num_blocks: Option<u32>,
     /// Tokens in a block

@@ -53,6 +53,8 @@ struct Line {
 pub fn read(path: &Path, system: Option<&str>, chat: bool) -> Result<Vec<Prompt>, PromptsError> {
     let text = std::fs::read_to_string(path)
         .map_err(|e| PromptsError::Unreadable { path: path.into(), reason: e.to_string() })?;
+    // Some editors begin a file with a byte order mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let refuse = |line, reason| PromptsError::Line { path: path.into(), line, reason };
     let lines = || (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
     let json = lines().next().is_some_and(|(_, line)| line.trim_start().starts_with('{'));
@@ -114,6 +116,11 @@ mod tests {
         let prompts = parse("one\r\n\n  two {\"a\"}\n", Some("s"));
         let system = Some("s".to_owned());
         assert_eq!(prompts, [("one".into(), system.clone()), ("  two {\"a\"}".into(), system)]);
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_first_line() {
+        assert_eq!(parse("\u{feff}{\"prompt\": \"a\"}\n", None), [("a".into(), None)]);
     }
 
     #[test]

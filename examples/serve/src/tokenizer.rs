@@ -39,6 +39,9 @@ pub enum TokenizerError {
     /// The `tokenizers` crate reported an error.
     #[error("tokenising failed: {0}")]
     Library(String),
+    /// A message of a chat has a special token in it, which could end its turn and begin another.
+    #[error("a message contains the special token `{0}`; --raw takes prompts as they are")]
+    SpecialInChat(String),
     /// The model has no chat template, or one that cannot be used.
     #[error("the chat template cannot be used ({0}); --raw takes prompts as they are")]
     Chat(String),
@@ -68,6 +71,8 @@ pub struct Tokenizer {
     /// What each token stands for; empty for tokens that steer and are never shown.
     bytes: Vec<Vec<u8>>,
     known: Option<[bool; 256]>,
+    /// Tokens that steer, as they are written.
+    control: Vec<String>,
     bos: Option<(u32, String)>,
     eos: Option<(u32, String)>,
     ends: HashSet<u32>,
@@ -122,7 +127,9 @@ impl Tokenizer {
             ));
         }
         // `add_eos_token` is about training texts: a prompt that ends with the end token has nothing to continue.
-        Ok(Self { inner, bytes, known, bos, eos, ends, add_bos })
+        let control = vocabulary.iter().filter(|(text, kind)| *kind == TokenKind::Control && !text.is_empty());
+        let control = control.map(|(text, _)| text.to_owned()).collect();
+        Ok(Self { inner, bytes, known, control, bos, eos, ends, add_bos })
     }
 
     /// The ids of a text. Special tokens written out in it are recognised, whoever wrote them; the start token comes
@@ -161,6 +168,11 @@ impl Tokenizer {
     /// Decodes one token after the other.
     pub fn stream(&self) -> TextStream<'_> {
         TextStream::new(self)
+    }
+
+    /// The first control token that is written out in a text.
+    pub fn control_token_in(&self, text: &str) -> Option<&str> {
+        self.control.iter().find(|token| text.contains(token.as_str())).map(String::as_str)
     }
 
     /// What a token stands for; nothing for special tokens and for ids outside the vocabulary.

@@ -48,7 +48,7 @@ impl<'a, W: Write> Transcript<'a, W> {
     /// A transcript of the requests of a command line.
     pub fn new(options: &Options, tokenizer: &'a Tokenizer, out: W) -> Self {
         let question = |text: &str| {
-            let mut line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            let mut line = printable(&text.split_whitespace().collect::<Vec<_>>().join(" "));
             if let Some((at, _)) = line.char_indices().nth(WIDTH - 2) {
                 line.truncate(at);
                 line.push('…');

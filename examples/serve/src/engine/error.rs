@@ -72,6 +72,14 @@ pub enum EngineError {
     /// The cache cannot have this geometry.
     #[error("the cache is impossible: {0}")]
     Config(#[from] ConfigError),
+    /// There is no memory for so many blocks.
+    #[error("--num-blocks {num_blocks}: {bytes} bytes for keys and values cannot be had")]
+    NoMemory {
+        /// Blocks of the cache.
+        num_blocks: u32,
+        /// Bytes of all of them.
+        bytes: u64,
+    },
     /// The memory of the cache reported an error.
     #[error("the cache's memory failed: {0}")]
     Storage(#[from] CpuError),

@@ -3,7 +3,7 @@
 use paged_kv::cache::{Row, Stats};
 use paged_kv::error::PlanError;
 use paged_kv::layout::KvLayout;
-use paged_kv::storage::{AttendParams, CpuStorage, CpuTensor, CpuTensorMut, KvStorage};
+use paged_kv::storage::{AttendParams, CpuError, CpuStorage, CpuTensor, CpuTensorMut, KvStorage};
 use paged_kv::{CacheConfig, KvCache, SeqId, Step};
 
 use super::EngineError;
@@ -43,7 +43,11 @@ impl Kv {
         let shape = settings.shape(config)?;
         let layout = KvLayout::per_layer(&shape, settings.num_blocks, settings.block_size)?;
         // First the memory: it refuses what no machine has before the bookkeeping for it is set up.
-        let storage = CpuStorage::new(layout)?;
+        let (num_blocks, bytes) = (settings.num_blocks, layout.bytes());
+        let storage = CpuStorage::new(layout).map_err(|error| match error {
+            CpuError::OutOfMemory { .. } => EngineError::NoMemory { num_blocks, bytes },
+            error => error.into(),
+        })?;
         // No row is ever padded, so that no block is set aside for padding to write to.
         let cache = CacheConfig::new(settings.num_blocks, settings.block_size).with_scratch(false);
         Ok(Self {

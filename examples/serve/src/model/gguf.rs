@@ -81,11 +81,12 @@ impl Gguf {
     /// of names, that the file is too short for.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
         let open = |e: std::io::Error| GgufError::Open(e.to_string());
-        let file = File::open(path).map_err(open)?;
-        let facts = file.metadata().map_err(open)?;
+        // Looked at before it is opened: to open a pipe would wait for somebody to write to it.
+        let facts = std::fs::metadata(path).map_err(open)?;
         if !facts.is_file() {
             return Err(GgufError::Open("not a file".into()));
         }
+        let file = File::open(path).map_err(open)?;
         let mut reader = BufReader::new(file);
         let content = guarded(|| Content::read(&mut reader))?;
         let gguf = Self { content, file: Mutex::new(reader.into_inner()), file_bytes: facts.len() };
