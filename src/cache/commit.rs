@@ -133,7 +133,9 @@ impl<S: BuildHasher> KvCache<S> {
         for &block in &open.published {
             // A block whose holders all left meanwhile is somebody else's by now, or nobody's.
             if self.blocks.index.computing(block) == open.id {
-                self.blocks.index.set_computed(block);
+                if let Some(node) = self.blocks.node_of(block) {
+                    self.blocks.index.set_computed(node, block);
+                }
             }
         }
         for (row, outcome) in open.rows.iter().zip(outcomes) {

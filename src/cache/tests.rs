@@ -208,3 +208,24 @@ fn stats_count_shared_blocks() {
     // The full block is shared still; each has a tail of its own.
     assert_eq!((cache.stats().shared, cache.stats().held), (1, 3));
 }
+
+#[test]
+fn content_that_is_computed_is_found_while_an_open_step_computes_it_again() {
+    // Step 1 appends four tokens to b by count; step 2 computes the same four for a, and is open when step 1 commits
+    // and tells what they were.
+    let mut cache = cache(8, 4);
+    let prompt = [1, 2, 3, 4, 5];
+    let b = cache.create_blank(&Scope::default()).unwrap();
+    let a = cache.create(&Scope::default(), &prompt, Query::default()).unwrap().seq;
+    let mut step = Step::new();
+    let first = cache.plan(&[Row::count(b, 4)], &mut step).unwrap();
+    let second = cache.plan(&[Row::ids(a, &prompt)], &mut step).unwrap();
+    cache.commit(first, &[Outcome::Ids(&prompt[..4])]).unwrap();
+    let found = |cache: &KvCache| cache.peek(&Scope::default(), &prompt, Query::default()).unwrap().cached_tokens;
+    assert_eq!(found(&cache), 4);
+    // It outlives its sequence, and the step that would have computed it again.
+    cache.free(b, Release::Cache).unwrap();
+    cache.abort(second).unwrap();
+    assert_eq!(found(&cache), 4);
+    cache.check_integrity().unwrap();
+}

@@ -46,6 +46,19 @@ struct Node {
     extras: Option<Box<[Extra]>>,
 }
 
+impl Node {
+    /// Adds a computed block beside the entry. Computed blocks come first: the entry is computed if any block of the
+    /// node is, and so is the first twin, so that no content is missed while an open step computes it again.
+    fn add_computed(&mut self, block: BlockId, links: &mut Links, computing: &[u64]) {
+        if computing.get(ix(self.block)).is_some_and(|&step| step != 0) {
+            self.twins.push_front(links, self.block);
+            self.block = block.get();
+        } else {
+            self.twins.push_front(links, block.get());
+        }
+    }
+}
+
 /// How [`hide`](PrefixIndex::hide) changed a node, so that it can be undone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hidden {
@@ -128,9 +141,14 @@ impl<S: BuildHasher> PrefixIndex<S> {
         self.computing[block.index()]
     }
 
-    /// Called when the step that computes a block commits.
-    pub(crate) fn set_computed(&mut self, block: BlockId) {
+    /// Called when the step that computes a block of `node` commits.
+    pub(crate) fn set_computed(&mut self, node: u32, block: BlockId) {
         self.computing[block.index()] = 0;
+        let node = &mut self.nodes[ix(node)];
+        if node.block != block.get() {
+            node.twins.remove(&mut self.twin_links, block.get());
+            node.add_computed(block, &mut self.twin_links, &self.computing);
+        }
     }
 
     /// The link to a parent's children without extras.
@@ -248,6 +266,8 @@ impl<S: BuildHasher> PrefixIndex<S> {
         node.promised -= 1;
         if node.block == NIL {
             node.block = block.get();
+        } else if step == 0 {
+            node.add_computed(block, &mut self.twin_links, &self.computing);
         } else {
             node.twins.push_back(&mut self.twin_links, block.get());
         }

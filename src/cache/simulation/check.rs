@@ -257,9 +257,8 @@ impl<S: BuildHasher> World<S> {
     pub(super) fn expected_hit(&self, scope: &Scope, prompt: &[TokenId], query: &QuerySpec) -> u32 {
         let size = self.block_size();
         let index = &self.cache.blocks.index;
-        let is_entry = |block| self.cache.blocks.node_of(block).and_then(|node| index.entry(node)) == Some(block);
         let all = self.findable();
-        let computed = all.iter().filter(|(block, _)| index.computing(*block) == 0 && is_entry(*block));
+        let computed = all.iter().filter(|(block, _)| index.computing(*block) == 0);
         let ends: Vec<_> = computed.map(|(_, stamps)| stamps[stamps.len() - 1]).collect();
         let (mut stamp, mut best) = (root(scope), 0);
         for (position, &token) in (0..).zip(prompt.iter().take(prompt.len() - 1)) {
