@@ -89,6 +89,11 @@ impl CacheConfig {
         Self { withhold, ..self }
     }
 
+    /// The fence to release a sequence's blocks behind, where `last_step` is the newest step that named it.
+    fn fence(&self, last_step: u64) -> u64 {
+        if self.withhold { last_step } else { 0 }
+    }
+
     /// With a seed for the hash of the prefix index: a secret one keeps tenants from provoking collisions.
     pub const fn with_hash_seed(self, hash_seed: u64) -> Self {
         Self { hash_seed, ..self }
@@ -270,11 +275,6 @@ impl<S: BuildHasher> KvCache<S> {
             copies: self.counters.copies,
             evictions: self.blocks.evictions,
         }
-    }
-
-    /// The fence to release a sequence's blocks behind.
-    fn fence(&self, last_step: u64) -> u64 {
-        if self.config.withhold { last_step } else { 0 }
     }
 
     /// The only group, so far.

@@ -20,6 +20,11 @@ pub(super) struct Blocks<S> {
     pub(super) evictions: u64,
 }
 
+/// The node that an identity of this cache names: its number, from 1.
+fn node_named(identity: Identity) -> Option<u32> {
+    u32::try_from(identity.get().get() - 1).ok()
+}
+
 /// A walk down the index along the tokens of a prompt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Walk<'a> {
@@ -44,13 +49,13 @@ impl<S: BuildHasher> Blocks<S> {
 
     /// The node that names a block's content.
     pub(super) fn node_of(&self, block: BlockId) -> Option<u32> {
-        u32::try_from(self.pool.identity(block)?.get().get() - 1).ok()
+        self.pool.identity(block).and_then(node_named)
     }
 
     /// Takes a block for new content.
     pub(super) fn allocate(&mut self) -> Option<BlockRef> {
         let (block, lost) = self.pool.take()?;
-        if let Some(node) = lost.and_then(|identity| u32::try_from(identity.get().get() - 1).ok()) {
+        if let Some(node) = lost.and_then(node_named) {
             self.evictions += 1;
             #[cfg(test)]
             if crate::planted::is(crate::planted::Bug::IdentitySurvivesReuse) {

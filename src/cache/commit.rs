@@ -179,7 +179,7 @@ impl<S: BuildHasher> KvCache<S> {
                 _ => {}
             }
         }
-        let fence = if config.withhold { seq.last_step } else { 0 };
+        let fence = config.fence(seq.last_step);
         if row.cow {
             if let Some((_, block)) = seq.displaced.take() {
                 blocks.pool.end_displaced(block.id());
@@ -235,7 +235,7 @@ impl<S: BuildHasher> KvCache<S> {
         let Self { blocks, seqs, config, reserved, .. } = self;
         let block_size = config.block_size;
         let Some(seq) = seqs.get_mut(row.seq) else { return };
-        let fence = if config.withhold { seq.last_step } else { 0 };
+        let fence = config.fence(seq.last_step);
         #[cfg(test)]
         if crate::planted::is(crate::planted::Bug::AbortForgetsBlock) && seq.table.len() > row.table_len {
             let _ = seq.table.pop();

@@ -186,7 +186,7 @@ impl<S: BuildHasher> KvCache<S> {
             sequence.anonymous_from = u32::MAX;
         }
         (sequence.committed, sequence.planned, sequence.lookahead) = (len, len, 0);
-        let fence = if config.withhold { sequence.last_step } else { 0 };
+        let fence = config.fence(sequence.last_step);
         let freed = shrink(blocks, sequence, len.div_ceil(block_size), fence);
         sequence.regain_claim(freed, reserved);
         Ok(())
@@ -206,7 +206,7 @@ impl<S: BuildHasher> KvCache<S> {
 
     fn remove(&mut self, seq: SeqId, release: Release) -> bool {
         let Some(mut sequence) = self.seqs.remove(seq) else { return false };
-        let fence = self.fence(sequence.last_step);
+        let fence = self.config.fence(sequence.last_step);
         self.reserved -= sequence.claim.blocks;
         if let Some((_, block)) = sequence.displaced.take() {
             self.blocks.pool.end_displaced(block.id());

@@ -70,10 +70,11 @@ impl<'a> Row<'a> {
 impl<S: BuildHasher> KvCache<S> {
     /// Plans one forward pass over the rows, into the caller's buffer.
     ///
-    /// The tokens of a row follow the planned length of its sequence: after [`create`](Self::create) these are the tokens
-    /// *behind* the cached ones, not the whole prompt. A step of no rows is a step: it is open until it commits. Leading tokens that are in the cache, or that a
-    /// row before computes, are *skipped*: see [`StepRow::skip`](crate::step::StepRow::skip). Run every row of the
-    /// step, also one whose sequence is freed meanwhile: others may rely on what it computes.
+    /// The tokens of a row follow the planned length of its sequence: after [`create`](Self::create) these are the
+    /// tokens *behind* the cached ones, not the whole prompt. Leading tokens that are in the cache, or that a row before
+    /// computes, are *skipped*: see [`StepRow::skip`](crate::step::StepRow::skip). Run every row of the step, also one
+    /// whose sequence is freed meanwhile: others may rely on what it computes. A step of no rows is a step: it is open
+    /// until it commits.
     ///
     /// # Errors
     /// [`PlanError`]; then nothing changed, and `step` is as it was.

@@ -12,8 +12,6 @@ pub(super) struct Meter {
     report: KvReport,
     /// Bytes of one block.
     block_bytes: u64,
-    /// For each block the last step in which it was met: to count a shared block once.
-    met: Vec<u64>,
 }
 
 impl Meter {
@@ -22,7 +20,7 @@ impl Meter {
         let num_blocks = u64::from(settings.num_blocks);
         let report =
             KvReport { num_blocks, block_size: settings.block_size.into(), paged_bytes: bytes, ..KvReport::default() };
-        Self { report, block_bytes: bytes / num_blocks.max(1), met: Vec::new() }
+        Self { report, block_bytes: bytes / num_blocks.max(1) }
     }
 
     pub(super) fn preempted(&mut self) {
@@ -39,19 +37,7 @@ impl Meter {
         let blocks_of = |tokens: u32| u64::from(tokens.div_ceil(cache.block_size()));
         let reserved: u64 = jobs.map(|(width, longest)| width as u64 * blocks_of(longest)).sum();
         report.contiguous_bytes = report.contiguous_bytes.max(reserved * self.block_bytes);
-
-        let mut shared = 0;
-        for (_, sequence) in cache.sequences() {
-            for block in sequence.table().ids().filter(|&block| cache.refs(block) > 1) {
-                if self.met.len() <= block.index() {
-                    self.met.resize(block.index() + 1, 0);
-                }
-                if core::mem::replace(&mut self.met[block.index()], report.steps) != report.steps {
-                    shared += 1;
-                }
-            }
-        }
-        report.shared_blocks = report.shared_blocks.max(shared);
+        report.shared_blocks = report.shared_blocks.max(stats.shared.into());
     }
 
     pub(super) fn report(&self, stats: &Stats) -> KvReport {
