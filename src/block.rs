@@ -16,7 +16,6 @@
 //! let twice = block.clone(); // share(&block) counts the second reference
 //! ```
 
-pub(crate) mod list;
 mod pool;
 
 use core::num::NonZeroU64;

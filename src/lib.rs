@@ -79,8 +79,11 @@ extern crate std;
 pub mod block;
 pub mod cache;
 pub mod error;
+pub mod event;
+pub mod evict;
 pub mod id;
 pub mod layout;
+pub mod list;
 #[cfg(test)]
 mod planted;
 pub mod prefix;

@@ -4,6 +4,7 @@
 //! a first block is the *scope*. Inside the process a hit is decided by comparing all of these, never by a hash alone:
 //! a collision is a miss, and nobody gets somebody else's K and V, even under a hasher that always collides.
 
+pub mod hash;
 pub(crate) mod index;
 mod scope;
 

@@ -7,10 +7,10 @@
 
 use alloc::vec::Vec;
 
-use super::list::{Links, List, NIL};
 use super::{BlockAllocator, BlockRef, Identity};
 use crate::error::ConfigError;
 use crate::id::{BlockId, ix};
+use crate::list::{Links, List, NIL};
 
 /// Where a block stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

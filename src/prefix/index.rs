@@ -18,9 +18,9 @@ use hashbrown::HashTable;
 
 use super::Extra;
 use super::scope::Scopes;
-use crate::block::list::{Links, List, NIL};
 use crate::error::ConfigError;
 use crate::id::{BlockId, TokenId, ix, len32};
+use crate::list::{Links, List, NIL};
 use children::Forks;
 
 /// What a block follows.

@@ -8,8 +8,8 @@ use core::hash::BuildHasher;
 
 use hashbrown::HashTable;
 
-use crate::block::list::NIL;
 use crate::id::{ix, len32};
+use crate::list::NIL;
 
 /// What a first block stands on: everything but tokens and extras that the content of K and V depends on, and whoever
 /// must not share. Compared in full. The default is the empty scope: one model, no adapters, one tenant.

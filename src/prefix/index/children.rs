@@ -9,8 +9,8 @@
 
 use alloc::vec::Vec;
 
-use crate::block::list::NIL;
 use crate::id::{TokenId, ix, len32};
+use crate::list::NIL;
 
 /// Marks a link that leads to a fork; [`NIL`] is looked for first. Nodes are numbered below it: twice as many as blocks
 /// at most in ordinary life, and [`CacheConfig`](crate::CacheConfig) allows 2^30 of those.

@@ -1,6 +1,6 @@
 //! Doubly linked lists threaded through an array by index: O(1) removal from the middle, no allocation, no pointers.
 //!
-//! Floor 1. [`Links`] holds one pair of links per block; any number of [`List`]s may be threaded through it, as long as
+//! Floor 0. [`Links`] holds one pair of links per block; any number of [`List`]s may be threaded through it, as long as
 //! a block is on at most one of them at a time.
 
 use alloc::vec::Vec;
@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use crate::id::ix;
 
 /// No block: the end of a list.
-pub(crate) const NIL: u32 = u32::MAX;
+pub const NIL: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Link {
@@ -18,11 +18,11 @@ struct Link {
 
 /// The links of all blocks.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Links(Vec<Link>);
+pub struct Links(Vec<Link>);
 
 impl Links {
     /// Links for `len` blocks, or `None` where memory does not suffice.
-    pub(crate) fn new(len: u32) -> Option<Self> {
+    pub fn new(len: u32) -> Option<Self> {
         let mut links = Vec::new();
         links.try_reserve_exact(ix(len)).ok()?;
         links.resize(ix(len), Link { prev: NIL, next: NIL });
@@ -32,19 +32,37 @@ impl Links {
 
 /// A list of blocks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct List {
+pub struct List {
     head: u32,
     tail: u32,
     len: u32,
 }
 
+impl Default for List {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl List {
-    pub(crate) const fn new() -> Self {
+    /// An empty list.
+    pub const fn new() -> Self {
         Self { head: NIL, tail: NIL, len: 0 }
     }
 
-    pub(crate) const fn len(&self) -> u32 {
+    /// Blocks on it.
+    pub const fn len(&self) -> u32 {
         self.len
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.head == NIL
+    }
+
+    /// The first block.
+    pub const fn front(&self) -> Option<u32> {
+        if self.head == NIL { None } else { Some(self.head) }
     }
 
     /// The first block, or [`NIL`].
@@ -52,16 +70,18 @@ impl List {
         self.head
     }
 
-    pub(crate) fn push_back(&mut self, links: &mut Links, id: u32) {
+    /// Appends a block that is on no list.
+    pub fn push_back(&mut self, links: &mut Links, id: u32) {
         self.insert(links, id, self.tail, NIL);
     }
 
-    pub(crate) fn push_front(&mut self, links: &mut Links, id: u32) {
+    /// Prepends a block that is on no list.
+    pub fn push_front(&mut self, links: &mut Links, id: u32) {
         self.insert(links, id, NIL, self.head);
     }
 
     /// Puts `id` in front of `next`, which is on this list, or at the end for [`NIL`].
-    pub(crate) fn insert_before(&mut self, links: &mut Links, id: u32, next: u32) {
+    pub fn insert_before(&mut self, links: &mut Links, id: u32, next: u32) {
         let prev = if next == NIL { self.tail } else { links.0[ix(next)].prev };
         self.insert(links, id, prev, next);
     }
@@ -80,7 +100,7 @@ impl List {
     }
 
     /// Takes `id`, which must be on this list, out of it.
-    pub(crate) fn remove(&mut self, links: &mut Links, id: u32) {
+    pub fn remove(&mut self, links: &mut Links, id: u32) {
         let Link { prev, next } = links.0[ix(id)];
         match prev {
             NIL => self.head = next,
@@ -94,11 +114,12 @@ impl List {
     }
 
     /// The block behind `id` on its list, or [`NIL`].
-    pub(crate) fn after(links: &Links, id: u32) -> u32 {
+    pub fn after(links: &Links, id: u32) -> u32 {
         links.0[ix(id)].next
     }
 
-    pub(crate) fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + use<'a> {
+    /// The blocks in order.
+    pub fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + use<'a> {
         let mut at = self.head;
         core::iter::from_fn(move || {
             let id = (at != NIL).then_some(at)?;
