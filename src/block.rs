@@ -18,11 +18,12 @@
 
 mod pool;
 
-use core::num::NonZeroU64;
+use core::num::NonZeroU32;
 
 use crate::id::BlockId;
 
 pub use pool::BlockPool;
+pub(crate) use pool::Displaced;
 
 /// One unit of a block's reference count. Move-only: to have two, [`share`](BlockAllocator::share).
 #[cfg_attr(test, derive(Clone))] // A simulation copies whole caches; nobody else can.
@@ -42,16 +43,16 @@ impl BlockRef {
 /// content; who assigns identities sees to that.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(transparent)]
-pub struct Identity(NonZeroU64);
+pub struct Identity(NonZeroU32);
 
 impl Identity {
     /// The identity with this number.
-    pub const fn new(number: NonZeroU64) -> Self {
+    pub const fn new(number: NonZeroU32) -> Self {
         Self(number)
     }
 
     /// The number of this identity.
-    pub const fn get(self) -> NonZeroU64 {
+    pub const fn get(self) -> NonZeroU32 {
         self.0
     }
 }

@@ -11,12 +11,16 @@
 //! and they commit in order. Full blocks of an open step are found by later rows and steps, which run behind it and are
 //! aborted with it, and by nobody else before it commits: nobody is served content that was not computed.
 
+mod ages;
 mod blocks;
 mod check;
 mod commit;
 mod create;
+mod events;
 mod fork;
 mod handles;
+mod invalidate;
+mod pin;
 mod plan;
 mod view;
 
@@ -30,17 +34,16 @@ mod tests;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::fmt;
-use core::hash::BuildHasher;
-
-use foldhash::fast::FixedState;
 
 use crate::block::BlockAllocator;
 use crate::error::{ConfigError, SequenceError};
+use crate::evict::{Evict, Lru, Now};
 use crate::id::{BlockId, GroupId, SeqId, StepId};
 use crate::sequence::Sequence;
 use blocks::Blocks;
 use commit::OpenStep;
 use create::Nodes;
+use events::Sink;
 use handles::Sequences;
 use plan::Draft;
 
@@ -48,6 +51,8 @@ pub use check::IntegrityError;
 pub use commit::Outcome;
 pub use create::{Created, Fit, Prefix};
 pub use fork::Release;
+pub use invalidate::Invalidate;
+pub use pin::{PinId, Pinned};
 pub use plan::{Row, RowTokens};
 pub use view::ViewRow;
 
@@ -58,9 +63,9 @@ pub const DEFAULT_BLOCK_SIZE: u32 = 16;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct CacheConfig {
-    /// Blocks of the pool, as in the storage's layout; at most 2^30, and fewer than 2^32 slots.
+    /// Blocks of the pool, as in the storage's layout; at most 2^29, and fewer than 2^32 slots.
     pub num_blocks: u32,
-    /// Tokens of a block.
+    /// Tokens of a block; at most 2^20.
     pub block_size: u32,
     /// Keep block 0 back as the block that padded rows write to. Costs one block of capacity; on by default.
     pub scratch: bool,
@@ -68,7 +73,10 @@ pub struct CacheConfig {
     /// [`KvCache::retire`]. For engines whose later work does not all run on the stream of the step; off by default.
     /// What a sequence itself rewrites after a truncation or a rollback is not kept from its own older steps.
     pub withhold: bool,
-    /// Seed of the hash that finds candidates in the prefix index. Results do not depend on it.
+    /// Keep books on how long blocks live and wait, by the clock of [`KvCache::set_time`]; 16 bytes a block. Off by
+    /// default.
+    pub ages: bool,
+    /// Seed of the hash that finds scopes. Results do not depend on it.
     pub hash_seed: u64,
 }
 
@@ -76,7 +84,7 @@ impl CacheConfig {
     /// A cache of `num_blocks` blocks of `block_size` tokens. One of them is kept back as the scratch block: see
     /// [`with_scratch`](Self::with_scratch).
     pub const fn new(num_blocks: u32, block_size: u32) -> Self {
-        Self { num_blocks, block_size, scratch: true, withhold: false, hash_seed: 0 }
+        Self { num_blocks, block_size, scratch: true, withhold: false, ages: false, hash_seed: 0 }
     }
 
     /// With or without a scratch block. Without padded rows none is needed, and all blocks are for sequences.
@@ -94,7 +102,12 @@ impl CacheConfig {
         if self.withhold { last_step } else { 0 }
     }
 
-    /// With a seed for the hash of the prefix index: a secret one keeps tenants from provoking collisions.
+    /// With or without books on the ages of blocks.
+    pub const fn with_ages(self, ages: bool) -> Self {
+        Self { ages, ..self }
+    }
+
+    /// With a seed for the hash of scopes: a secret one keeps tenants from provoking collisions, which would cost time.
     pub const fn with_hash_seed(self, hash_seed: u64) -> Self {
         Self { hash_seed, ..self }
     }
@@ -120,36 +133,56 @@ pub struct Stats {
     pub reserved: u32,
     /// Living sequences.
     pub sequences: u32,
+    /// Living pins.
+    pub pins: u32,
     /// Steps planned and neither committed nor aborted.
     pub open_steps: u32,
     /// Tokens of all prompts that were looked up, ever.
     pub prompt_tokens: u64,
-    /// Tokens that were found and not computed again, ever: at `create` and as skipped tokens of rows, those of steps
-    /// that were aborted included.
+    /// Tokens that were found and not computed again, ever: the sum of `found_tokens` and `skipped_tokens`.
     pub hit_tokens: u64,
+    /// Of these, tokens found at `create`.
+    pub found_tokens: u64,
+    /// Of the tokens found, those in a block of which only a part was reused.
+    pub part_tokens: u64,
+    /// Tokens that rows skipped, since a plan found them, or a row before computed them; those of steps that were aborted
+    /// included.
+    pub skipped_tokens: u64,
     /// Copies planned, ever.
     pub copies: u64,
     /// Cached blocks that lost their content to an allocation, ever.
     pub evictions: u64,
+    /// Sums over blocks evicted while [`CacheConfig::ages`] is on, in units of the caller's clock: time from when their
+    /// content could be found to when it went. Divided by `aged_evictions` it is the mean life of content.
+    pub resident_time: u64,
+    /// The same, from when the last holder let go.
+    pub idle_time: u64,
+    /// Blocks in these sums.
+    pub aged_evictions: u64,
 }
 
 /// Counters that only grow.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counters {
     prompt_tokens: u64,
-    hit_tokens: u64,
+    found_tokens: u64,
+    part_tokens: u64,
+    skipped_tokens: u64,
     copies: u64,
 }
 
 /// A paged KV-cache: which sequence has its K and V where. It owns no tensor memory; see the [module](self) for the
 /// life of a step and [the crate](crate) for the decode loop.
 ///
-/// The hasher `S` picks candidates in the prefix index and decides nothing.
+/// The policy `E` says which idle block loses its content when memory is needed.
 #[cfg_attr(test, derive(Clone))]
-pub struct KvCache<S = FixedState> {
+pub struct KvCache<E = Lru> {
     config: CacheConfig,
-    blocks: Blocks<S>,
+    blocks: Blocks<E>,
     seqs: Sequences,
+    pins: Sequences,
+    sink: Sink,
+    now: Now,
     /// Open steps, the oldest first.
     open: VecDeque<OpenStep>,
     /// Buffers of steps that are over.
@@ -166,7 +199,7 @@ pub struct KvCache<S = FixedState> {
 }
 
 /// Counts and no tokens: prompts are nobody's business in a log.
-impl<S: BuildHasher> fmt::Debug for KvCache<S> {
+impl<E: Evict> fmt::Debug for KvCache<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KvCache").field("config", &self.config).field("stats", &self.stats()).finish_non_exhaustive()
     }
@@ -176,24 +209,27 @@ impl KvCache {
     /// A cache without sequences.
     ///
     /// # Errors
-    /// [`ConfigError`]: a block size of zero, no block left for sequences, more than 2^30 blocks or 2^32 - 1 slots, or
-    /// bookkeeping that does not fit into memory.
+    /// [`ConfigError`]: a block size of zero or beyond 2^20, no block left for sequences, more than 2^29 blocks or 2^32 - 1
+    /// slots, or bookkeeping that does not fit into memory.
     pub fn new(config: CacheConfig) -> Result<Self, ConfigError> {
-        Self::with_hasher(config, FixedState::with_seed(config.hash_seed))
+        Self::with_policy(config, Lru::new())
     }
 }
 
-impl<S: BuildHasher> KvCache<S> {
-    /// A cache whose prefix index uses another hasher.
+impl<E: Evict> KvCache<E> {
+    /// A cache that evicts by another policy; a `Box<dyn Evict>` is one.
     ///
     /// # Errors
-    /// [`ConfigError`] names the contradiction.
-    pub fn with_hasher(config: CacheConfig, hasher: S) -> Result<Self, ConfigError> {
+    /// As [`new`](KvCache::new).
+    pub fn with_policy(config: CacheConfig, policy: E) -> Result<Self, ConfigError> {
         let CacheConfig { num_blocks, block_size, .. } = config;
         if block_size == 0 {
             return Err(ConfigError::ZeroBlockSize);
         }
-        if num_blocks > 1 << 30 {
+        if block_size > 1 << 20 {
+            return Err(ConfigError::BlockTooLarge { block_size });
+        }
+        if num_blocks > 1 << 29 {
             return Err(ConfigError::TooManyBlocks { num_blocks });
         }
         if num_blocks.checked_mul(block_size).is_none() {
@@ -201,8 +237,11 @@ impl<S: BuildHasher> KvCache<S> {
         }
         Ok(Self {
             config,
-            blocks: Blocks::new(num_blocks, u32::from(config.scratch), block_size, hasher)?,
+            blocks: Blocks::new(&config, policy)?,
             seqs: Sequences::default(),
+            pins: Sequences::default(),
+            sink: Sink::default(),
+            now: Now::default(),
             open: VecDeque::new(),
             spare: Vec::new(),
             draft: Draft::default(),
@@ -212,6 +251,24 @@ impl<S: BuildHasher> KvCache<S> {
             reserved: 0,
             counters: Counters::default(),
         })
+    }
+
+    /// Sets the clock, in any unit: for policies that let wishes expire, and for the ages of blocks. A clock that goes
+    /// backwards stands still.
+    pub fn set_time(&mut self, now: u64) {
+        self.now.time = self.now.time.max(now);
+        self.blocks.ages.now = self.now.time;
+        self.blocks.pool.policy_mut().tick(self.now);
+    }
+
+    fn begin_request(&mut self) {
+        self.now.requests += 1;
+        self.blocks.pool.policy_mut().tick(self.now);
+    }
+
+    /// The eviction policy.
+    pub fn policy(&self) -> &E {
+        self.blocks.pool.policy()
     }
 
     /// What this cache was made from.
@@ -269,11 +326,18 @@ impl<S: BuildHasher> KvCache<S> {
             shared: pool.shared(),
             reserved: self.reserved,
             sequences: self.seqs.len(),
+            pins: self.pins.len(),
             open_steps: crate::id::len32(self.open.len()),
             prompt_tokens: self.counters.prompt_tokens,
-            hit_tokens: self.counters.hit_tokens,
+            hit_tokens: self.counters.found_tokens + self.counters.skipped_tokens,
+            found_tokens: self.counters.found_tokens,
+            part_tokens: self.counters.part_tokens,
+            skipped_tokens: self.counters.skipped_tokens,
             copies: self.counters.copies,
             evictions: self.blocks.evictions,
+            resident_time: self.blocks.ages.lives.resident,
+            idle_time: self.blocks.ages.lives.idle,
+            aged_evictions: self.blocks.ages.lives.blocks,
         }
     }
 

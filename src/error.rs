@@ -66,6 +66,11 @@ errors! {
     pub enum ConfigError {
         /// A block must hold at least one token.
         ZeroBlockSize => "block_size is zero",
+        /// A block of so many tokens.
+        BlockTooLarge {
+            /// As configured, in tokens.
+            block_size: u32,
+        } => "blocks of {block_size} tokens are larger than 2^20",
         /// Nothing is left once the scratch block is taken.
         NoUsableBlock {
             /// As configured.
@@ -76,11 +81,11 @@ errors! {
             /// As configured.
             num_blocks: u32,
         } => "no memory to keep account of {num_blocks} blocks",
-        /// More than 2^30 blocks, which their names could not be numbered for.
+        /// More than 2^29 blocks, which their names could not be numbered for.
         TooManyBlocks {
             /// As configured.
             num_blocks: u32,
-        } => "{num_blocks} blocks are more than 2^30",
+        } => "{num_blocks} blocks are more than 2^29",
         /// Slots are numbered by `u32`.
         TooManySlots {
             /// As configured.

@@ -19,41 +19,21 @@ use crate::id::{BlockId, TokenId};
 use crate::list::Links;
 use crate::prefix::{Extra, Scope};
 
+pub use crate::prefix::Retention;
 pub use lru::Lru;
 
 /// What a block came to hold.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Content<'a> {
-    /// The scope of the sequence.
-    pub scope: &'a Scope,
-    /// The block in front of it in the sequence; `None` for a first block.
+    /// A block with the content in front of it; `None` for a first block.
     pub parent: Option<BlockId>,
+    /// The scope, of a first block; that of the others is their parent's.
+    pub scope: Option<&'a Scope>,
     /// Its tokens.
     pub tokens: &'a [TokenId],
     /// The extras that overlap it.
     pub extras: &'a [Extra],
-}
-
-/// How a request wants content kept.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Retention {
-    /// From 0, to be evicted first, to 100. The default is [`Retention::DEFAULT_PRIORITY`].
-    pub priority: u8,
-    /// For how long, in units of the caller's clock, the priority holds once the block is idle; `None` for ever.
-    /// Afterwards the default does.
-    pub duration: Option<u64>,
-}
-
-impl Retention {
-    /// The priority of content for which nothing was said.
-    pub const DEFAULT_PRIORITY: u8 = 35;
-}
-
-impl Default for Retention {
-    fn default() -> Self {
-        Self { priority: Self::DEFAULT_PRIORITY, duration: None }
-    }
 }
 
 /// Time, as a policy knows it. Neither runs backwards.

@@ -80,9 +80,9 @@ impl List {
         self.insert(links, id, NIL, self.head);
     }
 
-    /// Puts `id` in front of `next`, which is on this list, or at the end for [`NIL`].
+    /// Puts a block that is on no list in front of `next`, which is on this one.
     pub fn insert_before(&mut self, links: &mut Links, id: u32, next: u32) {
-        let prev = if next == NIL { self.tail } else { links.0[ix(next)].prev };
+        let prev = links.0[ix(next)].prev;
         self.insert(links, id, prev, next);
     }
 
@@ -129,6 +129,56 @@ impl List {
     }
 }
 
+/// A list without ends or length, named by its first block: four bytes where most lists are empty.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ring(pub(crate) u32);
+
+impl Ring {
+    pub(crate) const EMPTY: Self = Self(NIL);
+
+    pub(crate) fn push_back(&mut self, links: &mut Links, id: u32) {
+        if self.0 == NIL {
+            links.0[ix(id)] = Link { prev: id, next: id };
+            self.0 = id;
+            return;
+        }
+        let last = core::mem::replace(&mut links.0[ix(self.0)].prev, id);
+        links.0[ix(last)].next = id;
+        links.0[ix(id)] = Link { prev: last, next: self.0 };
+    }
+
+    pub(crate) fn push_front(&mut self, links: &mut Links, id: u32) {
+        self.push_back(links, id);
+        self.0 = id;
+    }
+
+    /// Takes `id`, which must be on this ring, out of it.
+    pub(crate) fn remove(&mut self, links: &mut Links, id: u32) {
+        let Link { prev, next } = links.0[ix(id)];
+        if next == id {
+            self.0 = NIL;
+            return;
+        }
+        links.0[ix(prev)].next = next;
+        links.0[ix(next)].prev = prev;
+        if self.0 == id {
+            self.0 = next;
+        }
+    }
+
+    pub(crate) fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + use<'a> {
+        let (first, mut at) = (self.0, self.0);
+        core::iter::from_fn(move || {
+            let id = (at != NIL).then_some(at)?;
+            at = links.0[ix(id)].next;
+            if at == first {
+                at = NIL;
+            }
+            Some(id)
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,5 +203,22 @@ mod tests {
         assert_eq!((list.len(), list.head()), (0, NIL));
         list.push_front(&mut links, 1);
         assert!(list.iter(&links).eq([1]));
+    }
+
+    #[test]
+    fn a_ring_keeps_order_through_removals() {
+        let mut links = Links::new(6).unwrap();
+        let mut ring = Ring::EMPTY;
+        for id in [2, 4, 0] {
+            ring.push_back(&mut links, id);
+        }
+        ring.push_front(&mut links, 5);
+        assert!(ring.iter(&links).eq([5, 2, 4, 0]));
+        ring.remove(&mut links, 5);
+        ring.remove(&mut links, 4);
+        assert!(ring.iter(&links).eq([2, 0]));
+        ring.remove(&mut links, 0);
+        ring.remove(&mut links, 2);
+        assert_eq!(ring, Ring::EMPTY);
     }
 }

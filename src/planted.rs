@@ -41,3 +41,20 @@ pub(crate) fn any() -> bool {
 pub(crate) fn is(bug: Bug) -> bool {
     PLANTED.with(|planted| planted.get() == Some(bug))
 }
+
+std::thread_local! {
+    static COLLIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `f` with a hash of scopes under which everything collides.
+pub(crate) fn with_colliding_scopes<R>(f: impl FnOnce() -> R) -> R {
+    COLLIDE.with(|collide| collide.set(true));
+    let result = f();
+    COLLIDE.with(|collide| collide.set(false));
+    result
+}
+
+/// Whether scopes are to collide.
+pub(crate) fn all_scopes_collide() -> bool {
+    COLLIDE.with(Cell::get)
+}

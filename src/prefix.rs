@@ -4,14 +4,18 @@
 //! a first block is the *scope*. Inside the process a hit is decided by comparing all of these, never by a hash alone:
 //! a collision is a miss, and nobody gets somebody else's K and V, even under a hasher that always collides.
 
+pub(crate) mod change;
 pub mod hash;
 pub(crate) mod index;
 mod scope;
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::ops::Range;
 
 use crate::error::CreateError;
+use crate::id::{ix, len32};
+use index::SharedExtras;
 
 pub use scope::Scope;
 
@@ -32,6 +36,43 @@ impl Extra {
     }
 }
 
+/// How a request wants content kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Retention {
+    /// From 0, to be evicted first, to 100. The default is [`Retention::DEFAULT_PRIORITY`].
+    pub priority: u8,
+    /// For how long, in units of the caller's clock, the priority holds once the block is idle; `None` for ever.
+    /// Afterwards the default does.
+    pub duration: Option<u64>,
+}
+
+impl Retention {
+    /// The priority of content for which nothing was said.
+    pub const DEFAULT_PRIORITY: u8 = 35;
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self { priority: Self::DEFAULT_PRIORITY, duration: None }
+    }
+}
+
+/// A [`Retention`] for a range of positions.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RangeRetention {
+    /// Positions in the sequence; an end of `u32::MAX` covers what is generated.
+    pub range: Range<u32>,
+    /// How to keep the blocks that overlap it.
+    pub retention: Retention,
+}
+
+impl RangeRetention {
+    /// Keep these positions so.
+    pub const fn new(range: Range<u32>, retention: Retention) -> Self {
+        Self { range, retention }
+    }
+}
+
 /// What a prompt brings beside its tokens. The default brings nothing and shares all it can.
 #[derive(Clone, Copy, Default, Debug)]
 #[non_exhaustive]
@@ -42,6 +83,9 @@ pub struct Query<'a> {
     pub max_hit: Option<u32>,
     /// Ranges that no hit may end inside of (images under bidirectional attention), in order of position.
     pub no_cut: &'a [Range<u32>],
+    /// How to keep content, for policies that listen; of several ranges that overlap a block the highest priority
+    /// counts, in any order.
+    pub retention: &'a [RangeRetention],
     /// Neither find anything nor be found.
     pub private: bool,
 }
@@ -62,6 +106,11 @@ impl<'a> Query<'a> {
         Self { no_cut, ..self }
     }
 
+    /// The same, with wishes about what to keep.
+    pub const fn with_retention(self, retention: &'a [RangeRetention]) -> Self {
+        Self { retention, ..self }
+    }
+
     /// The same, without sharing.
     pub const fn with_private(self, private: bool) -> Self {
         Self { private, ..self }
@@ -70,18 +119,24 @@ impl<'a> Query<'a> {
     /// The ranges ascend and are not empty, so that those that overlap a block are one run.
     pub(crate) fn check(&self) -> Result<(), CreateError> {
         ascending(self.extras.iter().map(|extra| &extra.range))?;
-        ascending(self.no_cut.iter())
+        ascending(self.no_cut.iter())?;
+        match self.retention.iter().find(|kept| kept.range.start >= kept.range.end) {
+            Some(kept) => Err(CreateError::BadRange { start: kept.range.start, end: kept.range.end }),
+            None => Ok(()),
+        }
     }
 
     /// A copy to keep with the sequence, or `None` where it would say nothing.
     pub(crate) fn to_owned(self) -> Option<Box<OwnedQuery>> {
-        if self.extras.is_empty() && self.no_cut.is_empty() && self.max_hit.is_none() && !self.private {
+        let lists = self.extras.len() + self.no_cut.len() + self.retention.len();
+        if lists == 0 && self.max_hit.is_none() && !self.private {
             return None;
         }
         Some(Box::new(OwnedQuery {
             extras: self.extras.into(),
             max_hit: self.max_hit,
             no_cut: self.no_cut.into(),
+            retention: self.retention.into(),
             private: self.private,
         }))
     }
@@ -95,10 +150,22 @@ impl<'a> Query<'a> {
 
     /// The extras that overlap a range of positions.
     pub(crate) fn overlapping(&self, range: Range<u32>) -> &'a [Extra] {
-        let from = self.extras.partition_point(|extra| extra.range.end <= range.start);
-        let to = self.extras.partition_point(|extra| extra.range.start < range.end);
-        self.extras.get(from..to).unwrap_or(&[])
+        let run = overlapping(self.extras, &range);
+        self.extras.get(ix(run.start)..ix(run.end)).unwrap_or(&[])
     }
+
+    /// How to keep the block of these positions, if something was said.
+    pub(crate) fn retention_of(&self, range: Range<u32>) -> Option<Retention> {
+        let overlaps = |kept: &&RangeRetention| kept.range.start < range.end && range.start < kept.range.end;
+        self.retention.iter().filter(overlaps).map(|kept| kept.retention).max_by_key(|kept| kept.priority)
+    }
+}
+
+/// Which extras overlap a range of positions.
+fn overlapping(extras: &[Extra], range: &Range<u32>) -> Range<u32> {
+    let from = extras.partition_point(|extra| extra.range.end <= range.start);
+    let to = extras.partition_point(|extra| extra.range.start < range.end);
+    len32(from)..len32(to.max(from))
 }
 
 fn ascending<'a>(ranges: impl Iterator<Item = &'a Range<u32>>) -> Result<(), CreateError> {
@@ -115,15 +182,24 @@ fn ascending<'a>(ranges: impl Iterator<Item = &'a Range<u32>>) -> Result<(), Cre
 /// A [`Query`] that a sequence keeps for its later blocks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct OwnedQuery {
-    extras: Box<[Extra]>,
+    extras: Arc<[Extra]>,
     max_hit: Option<u32>,
     no_cut: Box<[Range<u32>]>,
+    retention: Box<[RangeRetention]>,
     private: bool,
 }
 
 impl OwnedQuery {
     pub(crate) fn as_query(&self) -> Query<'_> {
-        Query { extras: &self.extras, max_hit: self.max_hit, no_cut: &self.no_cut, private: self.private }
+        let Self { extras, max_hit, no_cut, retention, private } = self;
+        Query { extras, max_hit: *max_hit, no_cut, retention, private: *private }
+    }
+
+    /// The extras that overlap a range of positions, to be kept with a block.
+    pub(crate) fn shared_extras(&self, range: Range<u32>) -> SharedExtras {
+        let run = overlapping(&self.extras, &range);
+        let all = (!run.is_empty()).then(|| Arc::clone(&self.extras));
+        SharedExtras { all, run }
     }
 }
 

@@ -12,7 +12,8 @@ use alloc::vec::Vec;
 
 use crate::block::BlockRef;
 use crate::id::{TokenId, ix};
-use crate::prefix::{OwnedQuery, Query};
+use crate::prefix::index::SharedExtras;
+use crate::prefix::{OwnedQuery, Query, Retention};
 use crate::table::BlockTable;
 
 /// What the cache knows of one sequence. Read it through [`KvCache::sequence`](crate::KvCache::sequence).
@@ -113,6 +114,17 @@ impl Sequence {
 
     pub(crate) fn query(&self) -> Query<'_> {
         self.query.as_deref().map_or(Query::default(), OwnedQuery::as_query)
+    }
+
+    /// The extras of a block of the table.
+    pub(crate) fn extras_of(&self, index: u32, block_size: u32) -> SharedExtras {
+        let range = || index * block_size..(index + 1) * block_size;
+        self.query.as_deref().map_or_else(SharedExtras::default, |query| query.shared_extras(range()))
+    }
+
+    /// How to keep a block of the table, if something was said.
+    pub(crate) fn retention_of(&self, index: u32, block_size: u32) -> Option<Retention> {
+        self.query.as_deref()?.as_query().retention_of(index * block_size..(index + 1) * block_size)
     }
 
     /// Position of the first token in `tail`: the start of the block that the committed length ends in.

@@ -6,13 +6,12 @@
 
 use alloc::sync::Arc;
 use core::fmt;
-use core::hash::BuildHasher;
 
-use foldhash::fast::FixedState;
 use lock_api::{Mutex, MutexGuard, RawMutex};
 
 use crate::cache::{KvCache, Release};
 use crate::error::CreateError;
+use crate::evict::{Evict, Lru};
 use crate::id::{SeqId, TokenId};
 use crate::prefix::{Query, Scope};
 
@@ -34,23 +33,23 @@ use crate::prefix::{Query, Scope};
 /// assert_eq!(cache.lock().stats().sequences, 0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct SharedKvCache<R = parking_lot::RawMutex, S = FixedState> {
-    cache: Arc<Mutex<R, KvCache<S>>>,
+pub struct SharedKvCache<R = parking_lot::RawMutex, E = Lru> {
+    cache: Arc<Mutex<R, KvCache<E>>>,
 }
 
-impl<R: RawMutex, S: BuildHasher> SharedKvCache<R, S> {
+impl<R: RawMutex, E: Evict> SharedKvCache<R, E> {
     /// Shares a cache.
-    pub fn new(cache: KvCache<S>) -> Self {
+    pub fn new(cache: KvCache<E>) -> Self {
         Self { cache: Arc::new(Mutex::new(cache)) }
     }
 
     /// The cache, for as long as the guard lives.
-    pub fn lock(&self) -> MutexGuard<'_, R, KvCache<S>> {
+    pub fn lock(&self) -> MutexGuard<'_, R, KvCache<E>> {
         self.cache.lock()
     }
 
     /// The cache, if nobody else has it now.
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, R, KvCache<S>>> {
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, R, KvCache<E>>> {
         self.cache.try_lock()
     }
 
@@ -63,19 +62,19 @@ impl<R: RawMutex, S: BuildHasher> SharedKvCache<R, S> {
         scope: &Scope,
         tokens: &[TokenId],
         query: Query<'_>,
-    ) -> Result<OwnedSequence<R, S>, CreateError> {
+    ) -> Result<OwnedSequence<R, E>, CreateError> {
         let created = self.lock().create(scope, tokens, query)?;
         Ok(OwnedSequence { cache: self.clone(), seq: created.seq, cached_tokens: created.cached_tokens })
     }
 }
 
-impl<R, S> Clone for SharedKvCache<R, S> {
+impl<R, E> Clone for SharedKvCache<R, E> {
     fn clone(&self) -> Self {
         Self { cache: Arc::clone(&self.cache) }
     }
 }
 
-impl<R: RawMutex, S> fmt::Debug for SharedKvCache<R, S> {
+impl<R: RawMutex, E> fmt::Debug for SharedKvCache<R, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedKvCache").field("locked", &self.cache.is_locked()).finish_non_exhaustive()
     }
@@ -84,13 +83,13 @@ impl<R: RawMutex, S> fmt::Debug for SharedKvCache<R, S> {
 /// The owner of a sequence of a shared cache. Dropping it takes the lock and frees the sequence: do not drop it while
 /// this thread holds the guard.
 #[must_use = "dropping the owner frees the sequence"]
-pub struct OwnedSequence<R: RawMutex = parking_lot::RawMutex, S: BuildHasher = FixedState> {
-    cache: SharedKvCache<R, S>,
+pub struct OwnedSequence<R: RawMutex = parking_lot::RawMutex, E: Evict = Lru> {
+    cache: SharedKvCache<R, E>,
     seq: SeqId,
     cached_tokens: u32,
 }
 
-impl<R: RawMutex, S: BuildHasher> OwnedSequence<R, S> {
+impl<R: RawMutex, E: Evict> OwnedSequence<R, E> {
     /// The handle.
     pub fn id(&self) -> SeqId {
         self.seq
@@ -102,14 +101,14 @@ impl<R: RawMutex, S: BuildHasher> OwnedSequence<R, S> {
     }
 }
 
-impl<R: RawMutex, S: BuildHasher> Drop for OwnedSequence<R, S> {
+impl<R: RawMutex, E: Evict> Drop for OwnedSequence<R, E> {
     fn drop(&mut self) {
         // Somebody else may have freed it through its handle: then there is nothing left to do.
         let _ = self.cache.lock().free(self.seq, Release::Cache);
     }
 }
 
-impl<R: RawMutex, S: BuildHasher> fmt::Debug for OwnedSequence<R, S> {
+impl<R: RawMutex, E: Evict> fmt::Debug for OwnedSequence<R, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("OwnedSequence").field(&self.seq).finish()
     }

@@ -1,45 +1,59 @@
-//! The pool: reference counts, and the queue of idle blocks.
+//! The pool: reference counts, blank blocks, and the candidates of an eviction policy.
 //!
-//! Floor 1. An idle block keeps its content, and its identity if it has one, until it is taken from the front of the
-//! queue. Blocks without identity go to the front when they become idle, the others to the back: the queue is the
-//! simplest eviction policy, least recently used first. Invariants: a block has references or stands on exactly one
-//! list, idle or withheld (between the two halves of a plan it may be both); the scratch block is neither.
+//! Floor 1. An idle block keeps its content, and its identity if it has one, until it is taken. Blocks without identity
+//! are *blank* and taken first, the last one in first; the others are the candidates of the policy. Invariants: a block
+//! has references or stands on exactly one list, that of blank ones, the policy's, or that of withheld ones (between the
+//! two halves of a plan it may be both); the scratch block is neither.
 
 use alloc::vec::Vec;
 
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+
 use super::{BlockAllocator, BlockRef, Identity};
 use crate::error::ConfigError;
-use crate::id::{BlockId, ix};
+use crate::evict::{Evict, Lru};
+use crate::id::{BlockId, ix, len32};
 use crate::list::{Links, List, NIL};
 
-/// Where a block stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
-    /// On no list: held, or the scratch block.
-    Out,
-    /// On the queue of idle blocks.
-    Idle,
-    /// Idle, but named by a step that is not retired.
-    Withheld,
-}
-
-#[derive(Clone, Debug)]
+/// Eight bytes a block.
+#[derive(Clone, Copy, Debug)]
 struct Record {
+    /// References; the top bit tells that the block stands on a list.
     refs: u32,
-    /// Of these, references that only wait for a commit to let go or an abort to take back.
-    displaced: u32,
-    /// Leading slots that an abort may make those references rely on again.
-    displaced_len: u32,
-    place: Place,
     identity: Option<Identity>,
-    /// The newest step that named this block when a reference was released.
-    fence: u64,
 }
 
-/// A pool of blocks, idle ones queued by age; see [`BlockAllocator`] for its use.
+const LISTED: u32 = 1 << 31;
+
+/// Sticky: a block shared so often is never released, rather than released too early.
+const MOST_REFS: u32 = LISTED - 1;
+
+impl Record {
+    #[inline]
+    const fn refs(&self) -> u32 {
+        self.refs & MOST_REFS
+    }
+
+    #[inline]
+    const fn is_listed(&self) -> bool {
+        self.refs & LISTED != 0
+    }
+}
+
+/// References that only wait for a commit to let go or an abort to take back.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Displaced {
+    count: u32,
+    /// Leading slots that an abort may make those references rely on again.
+    len: u32,
+}
+
+/// A pool of blocks; see [`BlockAllocator`] for its use. The policy `E` says which block with an identity is taken when
+/// no blank one is left.
 ///
 /// # Complexity
-/// Every operation is O(1) and allocates nothing, but for construction.
+/// Every operation is O(1), but for what the policy costs, and allocates nothing, but for construction.
 ///
 /// # Example
 /// A prompt of 7 tokens in blocks of 4 takes two blocks, the ninth token a third. Here the pool is prepared so that
@@ -58,67 +72,155 @@ struct Record {
 /// # Ok::<(), paged_kv::error::ConfigError>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct BlockPool {
+pub struct BlockPool<E = Lru> {
     records: Vec<Record>,
-    links: Links,
-    idle: List,
+    pub(crate) links: Links,
+    blank: List,
     withheld: List,
+    pub(crate) policy: E,
     capacity: u32,
+    /// Blocks on the lists of blank ones and of the policy.
+    available: u32,
     /// Blocks without references that have an identity.
     cached: u32,
     /// Blocks with more than one reference.
     shared: u32,
+    displaced: HashMap<u32, Displaced, FixedState>,
+    /// Per block the newest step that named it when a reference was released; empty without withholding.
+    fences: Vec<u64>,
     retired: u64,
 }
 
 impl BlockPool {
-    /// A pool of the blocks `0 .. num_blocks`.
+    /// A pool of the blocks `0 .. num_blocks`, least recently used first.
     ///
     /// # Errors
     /// [`ConfigError`] for a pool without a block, or one too large for memory.
     pub fn new(num_blocks: u32) -> Result<Self, ConfigError> {
-        Self::with_reserved(num_blocks, 0)
+        Self::with_policy(num_blocks, Lru::new())
+    }
+}
+
+impl<E: Evict> BlockPool<E> {
+    /// A pool of the blocks `0 .. num_blocks` under a policy.
+    ///
+    /// The policy hears of blocks that come and go. What they hold is known to who names them: tell it through
+    /// [`policy_mut`](Self::policy_mut) where the policy asks for that.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for a pool without a block, or one too large for memory.
+    pub fn with_policy(num_blocks: u32, policy: E) -> Result<Self, ConfigError> {
+        Self::with_reserved(num_blocks, 0, false, policy)
     }
 
     /// A pool of the blocks `reserved .. num_blocks`; those below are never handed out.
-    pub(crate) fn with_reserved(num_blocks: u32, reserved: u32) -> Result<Self, ConfigError> {
+    pub(crate) fn with_reserved(
+        num_blocks: u32,
+        reserved: u32,
+        withhold: bool,
+        mut policy: E,
+    ) -> Result<Self, ConfigError> {
         if num_blocks <= reserved || num_blocks == NIL {
             return Err(ConfigError::NoUsableBlock { num_blocks });
         }
         let no_memory = ConfigError::OutOfMemory { num_blocks };
         let mut records = Vec::new();
         records.try_reserve_exact(ix(num_blocks)).map_err(|_| no_memory)?;
-        let record = Record { refs: 0, displaced: 0, displaced_len: 0, place: Place::Out, identity: None, fence: 0 };
-        records.resize(ix(num_blocks), record);
+        records.resize(ix(num_blocks), Record { refs: 0, identity: None });
+        let mut fences = Vec::new();
+        if withhold {
+            fences.try_reserve_exact(ix(num_blocks)).map_err(|_| no_memory)?;
+            fences.resize(ix(num_blocks), 0);
+        }
+        policy.start(num_blocks)?;
         let mut pool = Self {
             records,
             links: Links::new(num_blocks).ok_or(no_memory)?,
-            idle: List::new(),
+            blank: List::new(),
             withheld: List::new(),
+            policy,
             capacity: num_blocks - reserved,
+            available: num_blocks - reserved,
             cached: 0,
             shared: 0,
+            displaced: HashMap::default(),
+            fences,
             retired: 0,
         };
         for id in reserved..num_blocks {
-            pool.records[ix(id)].place = Place::Idle;
-            pool.idle.push_back(&mut pool.links, id);
+            pool.records[ix(id)].refs = LISTED;
+            pool.blank.push_back(&mut pool.links, id);
         }
         Ok(pool)
     }
 
-    /// Takes the first block of the queue, with one reference. Also gives the identity that the block had and, by
-    /// this, has lost: whoever keeps an index of identities must drop that entry.
+    /// The policy.
+    pub fn policy(&self) -> &E {
+        &self.policy
+    }
+
+    /// The policy, to be told what blocks hold.
+    pub fn policy_mut(&mut self) -> &mut E {
+        &mut self.policy
+    }
+
+    /// Takes a block, with one reference: a blank one, or else the policy's victim. Also gives the identity that the
+    /// block had and, by this, has lost: whoever keeps an index of identities must drop that entry.
     pub fn take(&mut self) -> Option<(BlockRef, Option<Identity>)> {
-        let id = self.idle.head();
-        let record = self.records.get_mut(ix(id))?;
-        debug_assert_eq!(record.refs, 0, "a block that was matched is taken off the queue before any is evicted");
-        self.idle.remove(&mut self.links, id);
-        record.refs = 1;
-        record.place = Place::Out;
-        let lost = record.identity.take();
-        self.cached -= u32::from(lost.is_some());
-        Some((BlockRef(BlockId::new(id)), lost))
+        if let Some(block) = self.take_blank() {
+            return Some((block, None));
+        }
+        let victim = self.victim()?;
+        let lost = self.identity(victim);
+        Some((self.evict(victim), lost))
+    }
+
+    /// Takes a blank block.
+    #[inline]
+    pub(crate) fn take_blank(&mut self) -> Option<BlockRef> {
+        let id = self.blank.front()?;
+        debug_assert_eq!(self.records[ix(id)].refs(), 0, "a block without identity is found by nobody");
+        self.blank.remove(&mut self.links, id);
+        self.records[ix(id)].refs = 1;
+        self.available -= 1;
+        Some(BlockRef(BlockId::new(id)))
+    }
+
+    /// The candidate that the policy would evict.
+    #[inline]
+    pub(crate) fn victim(&mut self) -> Option<BlockId> {
+        match self.policy.victim(&self.links) {
+            Some(block) if self.is_candidate(block) => Some(block),
+            _ => self.any_candidate(),
+        }
+    }
+
+    /// What stands in for a policy that names a block which is no candidate, or none though there are some: a wrong
+    /// policy may cost hits, but neither a held block nor a plan.
+    #[cold]
+    fn any_candidate(&self) -> Option<BlockId> {
+        if self.available == self.blank.len() {
+            return None;
+        }
+        (0..len32(self.records.len())).map(BlockId::new).find(|&block| self.is_candidate(block))
+    }
+
+    /// Whether the block is on the policy's list, and held by nobody.
+    #[inline]
+    pub(crate) fn is_candidate(&self, block: BlockId) -> bool {
+        self.records.get(block.index()).is_some_and(|record| record.refs == LISTED && record.identity.is_some())
+            && !self.is_fenced(block)
+    }
+
+    /// Takes a candidate, whose identity goes.
+    #[inline]
+    pub(crate) fn evict(&mut self, block: BlockId) -> BlockRef {
+        self.policy.remove(&mut self.links, block);
+        self.policy.evicted(block);
+        self.records[block.index()] = Record { refs: 1, identity: None };
+        self.available -= 1;
+        self.cached -= 1;
+        BlockRef(block)
     }
 
     /// The way back from an id: one more reference, if the block still has this identity. O(1) for idle blocks too.
@@ -144,6 +246,7 @@ impl BlockPool {
         }
     }
 
+    /// [`set_identity`](Self::set_identity) of a block that is held.
     pub(crate) fn identify(&mut self, block: BlockId, identity: Option<Identity>) {
         if let Some(record) = self.records.get_mut(block.index()) {
             record.identity = identity;
@@ -165,54 +268,76 @@ impl BlockPool {
         self.shared
     }
 
-    /// Whether a holder may write the block from `offset` on: no other holds it, but for those that wait for a commit,
-    /// and these rely on nothing from there on; and no step that a former holder withholds it for is still to retire.
+    /// Whether a step that named the block, when a former holder let go of it, is still to retire.
+    #[inline]
+    fn is_fenced(&self, block: BlockId) -> bool {
+        self.fences.get(block.index()).is_some_and(|&fence| fence > self.retired)
+    }
+
+    /// Whether a holder may write the block from `offset` on: it has no name under which others find it; no other holds
+    /// it, but for those that wait for a commit, and these rely on nothing from there on; and no step that a former
+    /// holder withholds it for is still to retire.
     #[inline]
     pub(crate) fn may_write(&self, block: BlockId, offset: u32) -> bool {
-        let may = |record: &Record| {
-            record.refs - record.displaced == 1 && record.displaced_len <= offset && record.fence <= self.retired
-        };
-        self.records.get(block.index()).is_some_and(may)
+        let Some(record) = self.records.get(block.index()) else { return false };
+        if record.identity.is_some() || self.is_fenced(block) {
+            return false;
+        }
+        let refs = record.refs();
+        refs == 1 || self.displaced_of(block).is_some_and(|gone| refs - gone.count == 1 && gone.len <= offset)
+    }
+
+    /// Whether nobody but its one holder stands against writing a block, if its content is given up.
+    pub(crate) fn is_spendable(&self, block: BlockId) -> bool {
+        self.identity(block).is_some() && self.refs(block) == 1 && !self.is_fenced(block)
+    }
+
+    #[inline]
+    fn displaced_of(&self, block: BlockId) -> Option<&Displaced> {
+        if self.displaced.is_empty() { None } else { self.displaced.get(&block.get()) }
     }
 
     /// Marks one of a block's references as displaced by a copy-on-write, of a holder that may come back to `len` of
     /// its slots. Returns what [`undo_displace`](Self::undo_displace) wants.
-    pub(crate) fn displace(&mut self, block: BlockId, len: u32) -> u32 {
-        let record = &mut self.records[block.index()];
-        record.displaced += 1;
-        let before = record.displaced_len;
-        record.displaced_len = before.max(len);
+    pub(crate) fn displace(&mut self, block: BlockId, len: u32) -> Displaced {
+        let entry = self.displaced.entry(block.get()).or_default();
+        let before = *entry;
+        *entry = Displaced { count: before.count + 1, len: before.len.max(len) };
         before
     }
 
     /// Undoes [`displace`](Self::displace), newest first.
-    pub(crate) fn undo_displace(&mut self, block: BlockId, before: u32) {
-        let record = &mut self.records[block.index()];
-        record.displaced -= 1;
-        record.displaced_len = before;
+    pub(crate) fn undo_displace(&mut self, block: BlockId, before: Displaced) {
+        if before.count == 0 {
+            self.displaced.remove(&block.get());
+        } else {
+            self.displaced.insert(block.get(), before);
+        }
     }
 
     /// A displaced reference is back, or about to be released. With several, the longest length stays until all are.
     pub(crate) fn end_displaced(&mut self, block: BlockId) {
-        let record = &mut self.records[block.index()];
-        record.displaced -= 1;
-        if record.displaced == 0 {
-            record.displaced_len = 0;
+        let Some(entry) = self.displaced.get_mut(&block.get()) else { return };
+        entry.count -= 1;
+        if entry.count == 0 {
+            self.displaced.remove(&block.get());
         }
     }
 
-    /// Whether the block is on the queue, i.e. counted by [`available`](BlockAllocator::available).
+    /// Whether the block is counted by [`available`](BlockAllocator::available).
+    #[inline]
     pub(crate) fn is_idle(&self, block: BlockId) -> bool {
-        self.records.get(block.index()).is_some_and(|record| record.refs == 0 && record.place == Place::Idle)
+        self.records.get(block.index()).is_some_and(|record| record.refs == LISTED) && !self.is_fenced(block)
     }
 
     /// Counts one more reference and leaves the block on its list: the first half of a plan, which may be undone.
+    #[inline]
     pub(crate) fn hold(&mut self, block: BlockId) {
         if let Some(record) = self.records.get_mut(block.index()) {
-            self.cached -= u32::from(record.refs == 0 && record.identity.is_some());
-            // Sticky at the top: a block shared 2^32 - 1 times is never released, rather than released too early.
-            self.shared += u32::from(record.refs == 1);
-            record.refs = record.refs.saturating_add(1);
+            let refs = record.refs();
+            self.cached -= u32::from(refs == 0 && record.identity.is_some());
+            self.shared += u32::from(refs == 1);
+            record.refs += u32::from(refs < MOST_REFS);
         }
     }
 
@@ -220,69 +345,91 @@ impl BlockPool {
     pub(crate) fn unhold(&mut self, block: BlockId) {
         let record = &mut self.records[block.index()];
         record.refs -= 1;
-        self.shared -= u32::from(record.refs == 1);
-        self.cached += u32::from(record.refs == 0 && record.identity.is_some());
+        let refs = record.refs();
+        self.shared -= u32::from(refs == 1);
+        self.cached += u32::from(refs == 0 && record.identity.is_some());
     }
 
     /// Takes a held block off its list.
+    #[inline]
     pub(crate) fn detach(&mut self, block: BlockId) {
-        let Some(record) = self.records.get_mut(block.index()) else { return };
-        match record.place {
-            Place::Out => {}
-            Place::Idle => self.idle.remove(&mut self.links, block.get()),
-            Place::Withheld => self.withheld.remove(&mut self.links, block.get()),
+        if self.records.get(block.index()).is_some_and(Record::is_listed) {
+            self.unlist(block);
         }
-        record.place = Place::Out;
+    }
+
+    fn unlist(&mut self, block: BlockId) {
+        let fenced = self.is_fenced(block);
+        let record = &mut self.records[block.index()];
+        record.refs &= !LISTED;
+        if fenced {
+            return self.withheld.remove(&mut self.links, block.get());
+        }
+        self.available -= 1;
+        match record.identity {
+            Some(_) => self.policy.remove(&mut self.links, block),
+            None => self.blank.remove(&mut self.links, block.get()),
+        }
     }
 
     /// The reference that [`hold`](Self::hold) counted.
+    #[inline]
     pub(crate) fn take_held(&mut self, block: BlockId) -> BlockRef {
         self.detach(block);
         BlockRef(block)
     }
 
     /// Gives a reference back, of a holder that step `fence` was the last to name. With the last reference the block
-    /// becomes idle, or is withheld until `fence` is retired. Returns whether it is on the queue now.
+    /// becomes idle, or is withheld until `fence` is retired. Returns whether it can be taken now.
+    #[inline]
     pub(crate) fn release_after(&mut self, block: BlockRef, fence: u64) -> bool {
         let id = block.id();
         let Some(record) = self.records.get_mut(id.index()) else { return false };
-        if record.refs == 0 || record.refs == u32::MAX {
+        let refs = record.refs();
+        if refs == 0 || refs == MOST_REFS {
             return false;
         }
         record.refs -= 1;
-        record.fence = record.fence.max(fence);
-        if record.refs > 0 {
-            self.shared -= u32::from(record.refs == 1);
+        if let Some(newest) = self.fences.get_mut(id.index()) {
+            *newest = fence.max(*newest);
+        }
+        if refs > 1 {
+            self.shared -= u32::from(refs == 2);
             return false;
         }
         self.cached += u32::from(record.identity.is_some());
-        if record.fence > self.retired {
-            record.place = Place::Withheld;
+        if self.is_fenced(id) {
+            self.records[id.index()].refs |= LISTED;
             self.withheld.push_back(&mut self.links, id.get());
             return false;
         }
-        self.enqueue(id.get());
+        self.enlist(id);
         true
     }
 
-    /// Puts an idle block on the queue, at the end where its kind goes.
-    fn enqueue(&mut self, id: u32) {
-        let record = &mut self.records[ix(id)];
-        record.place = Place::Idle;
+    /// Makes an idle block one that can be taken.
+    #[inline]
+    fn enlist(&mut self, block: BlockId) {
+        let record = &mut self.records[block.index()];
+        record.refs |= LISTED;
+        self.available += 1;
         match record.identity {
-            Some(_) => self.idle.push_back(&mut self.links, id),
-            None => self.idle.push_front(&mut self.links, id),
+            Some(_) => self.policy.idle(&mut self.links, block),
+            None => self.blank.push_front(&mut self.links, block.get()),
         }
     }
 
-    /// Takes the identity of an idle block away, so that it is the next to be taken.
+    /// Takes the identity of a block away, so that it is the next to be taken if it is idle.
     pub(crate) fn forget(&mut self, block: BlockId) {
-        let record = &mut self.records[block.index()];
-        self.cached -= u32::from(record.identity.take().is_some());
-        if record.place == Place::Idle {
-            self.idle.remove(&mut self.links, block.get());
-            self.enqueue(block.get());
+        let Some(&Record { refs, identity: Some(_) }) = self.records.get(block.index()) else { return };
+        self.cached -= u32::from(refs & MOST_REFS == 0);
+        if refs & LISTED == 0 || self.is_fenced(block) {
+            self.records[block.index()].identity = None;
+            return;
         }
+        self.unlist(block);
+        self.records[block.index()].identity = None;
+        self.enlist(block);
     }
 
     /// Lets go of what was withheld for steps up to `step`.
@@ -290,85 +437,105 @@ impl BlockPool {
     /// # Complexity
     /// O(blocks withheld).
     pub(crate) fn retire(&mut self, step: u64) {
-        self.retired = self.retired.max(step);
         let mut id = self.withheld.head();
         while id != NIL {
-            let next = List::after(&self.links, id);
-            if self.records[ix(id)].fence <= self.retired {
+            let (block, next) = (BlockId::new(id), List::after(&self.links, id));
+            if self.fences[block.index()] <= step {
                 self.withheld.remove(&mut self.links, id);
-                self.enqueue(id);
+                self.enlist(block);
             }
             id = next;
         }
+        self.retired = self.retired.max(step);
     }
 
     /// Checks the lists against the counts; `expected` gives references and displaced ones of each block.
     pub(crate) fn check(&self, expected: impl Fn(BlockId) -> (u32, u32)) -> Result<(), &'static str> {
-        let mut on_list = alloc::vec![Place::Out; self.records.len()];
-        for (list, place) in [(&self.idle, Place::Idle), (&self.withheld, Place::Withheld)] {
+        let mut on_list = alloc::vec![false; self.records.len()];
+        for list in [&self.blank, &self.withheld] {
             let mut len = 0;
             for id in list.iter(&self.links) {
-                if len == list.len() || on_list[ix(id)] != Place::Out {
+                if len == list.len() || core::mem::replace(&mut on_list[ix(id)], true) {
                     return Err("a block is on two lists, or a list is longer than it says");
                 }
-                on_list[ix(id)] = place;
                 len += 1;
             }
             if len != list.len() {
                 return Err("a list is shorter than it says");
             }
         }
-        let idle = self.records.iter().filter(|record| record.refs == 0);
+        let idle = self.records.iter().filter(|record| record.refs() == 0);
         if idle.filter(|record| record.identity.is_some()).count() != ix(self.cached) {
             return Err("the number of cached blocks is wrong");
         }
-        if self.records.iter().filter(|record| record.refs > 1).count() != ix(self.shared) {
+        if self.records.iter().filter(|record| record.refs() > 1).count() != ix(self.shared) {
             return Err("the number of shared blocks is wrong");
         }
-        let first = self.records.len() - ix(self.capacity);
+        let (first, mut candidates, mut displaced) = (self.records.len() - ix(self.capacity), 0, 0);
         for (index, record) in self.records.iter().enumerate() {
-            let block = BlockId::new(crate::id::len32(index));
-            if record.place != on_list[index] {
-                return Err("a block is not where its record says");
-            }
-            if (record.refs, record.displaced) != expected(block) {
+            let block = BlockId::new(len32(index));
+            let gone = self.displaced.get(&block.get()).map_or(0, |gone| gone.count);
+            displaced += usize::from(gone > 0);
+            if (record.refs(), gone) != expected(block) {
                 return Err("a reference count is not the number of holders");
             }
-            if record.displaced == 0 && record.displaced_len > 0 {
-                return Err("a block waits for a holder that does not come back");
-            }
             if index < first {
-                if record.refs > 0 || record.place != Place::Out {
+                if record.refs != 0 {
                     return Err("a reserved block is in use");
                 }
-            } else if (record.refs > 0) != (record.place == Place::Out) {
+            } else if (record.refs() > 0) == record.is_listed() {
                 return Err("a block is neither held nor idle, or both");
             }
+            let candidate = self.is_candidate(block);
+            candidates += u32::from(candidate);
+            if record.is_listed() && on_list[index] == candidate {
+                return Err("an idle block is on the wrong list");
+            }
+        }
+        if self.displaced.len() != displaced {
+            return Err("a block waits for a holder that does not come back");
+        }
+        if self.available != self.blank.len() + candidates {
+            return Err("the number of available blocks is wrong");
         }
         Ok(())
     }
 
-    /// Everything that a caller could tell apart, as numbers.
+    /// Everything that a caller could tell apart, as numbers, but for the policy's order.
     #[cfg(test)]
     pub(crate) fn snapshot(&self, out: &mut Vec<u64>) {
-        for record in &self.records {
-            out.extend([u64::from(record.refs), u64::from(record.displaced), record.place as u64, record.fence]);
-            out.extend([u64::from(record.displaced_len), u64::from(record.identity.is_some())]);
+        for (record, id) in self.records.iter().zip(0_u32..) {
+            let gone = self.displaced.get(&id).copied().unwrap_or_default();
+            out.extend([record.refs, gone.count, gone.len, u32::from(record.identity.is_some())].map(u64::from));
         }
-        out.extend(self.idle.iter(&self.links).map(u64::from));
+        out.extend(&self.fences);
+        out.extend(self.blank.iter(&self.links).map(u64::from));
         out.push(u64::MAX);
         out.extend(self.withheld.iter(&self.links).map(u64::from));
         out.push(self.retired);
     }
 }
 
-impl BlockAllocator for BlockPool {
+#[cfg(test)]
+impl<E: Evict + Clone> BlockPool<E> {
+    /// The candidates in the order in which the policy would evict them.
+    pub(crate) fn order(&self) -> Vec<u64> {
+        let (mut policy, mut links, mut out) = (self.policy.clone(), self.links.clone(), Vec::new());
+        while let Some(block) = policy.victim(&links) {
+            policy.remove(&mut links, block);
+            out.push(u64::from(block.get()));
+        }
+        out
+    }
+}
+
+impl<E: Evict> BlockAllocator for BlockPool<E> {
     fn capacity(&self) -> u32 {
         self.capacity
     }
 
     fn available(&self) -> u32 {
-        self.idle.len()
+        self.available
     }
 
     fn alloc(&mut self) -> Option<BlockRef> {
@@ -388,23 +555,23 @@ impl BlockAllocator for BlockPool {
     }
 
     fn refs(&self, block: BlockId) -> u32 {
-        self.records.get(block.index()).map_or(0, |record| record.refs)
+        self.records.get(block.index()).map_or(0, Record::refs)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use core::num::NonZeroU64;
+    use core::num::NonZeroU32;
 
     use super::*;
 
-    fn identity(number: u64) -> Identity {
-        Identity::new(NonZeroU64::new(number).unwrap())
+    fn identity(number: u32) -> Identity {
+        Identity::new(NonZeroU32::new(number).unwrap())
     }
 
     #[test]
     fn a_fresh_pool_hands_out_ascending_ids_and_then_nothing() {
-        let mut pool = BlockPool::with_reserved(4, 1).unwrap();
+        let mut pool = BlockPool::with_reserved(4, 1, false, Lru::new()).unwrap();
         let blocks: Vec<_> = core::iter::from_fn(|| pool.alloc()).collect();
         assert!(blocks.iter().map(|block| block.id().get()).eq([1, 2, 3]));
         assert_eq!((pool.available(), pool.capacity()), (0, 3));
@@ -458,7 +625,7 @@ mod tests {
 
     #[test]
     fn withheld_blocks_come_back_when_their_step_is_retired() {
-        let mut pool = BlockPool::new(2).unwrap();
+        let mut pool = BlockPool::with_reserved(2, 0, true, Lru::new()).unwrap();
         let [a, b] = [(); 2].map(|()| pool.alloc().unwrap());
         assert!(!pool.release_after(a, 2));
         assert!(!pool.release_after(b, 1));
@@ -499,7 +666,10 @@ mod tests {
     #[test]
     fn pools_without_a_block_or_beyond_memory_are_refused() {
         assert_eq!(BlockPool::new(0).unwrap_err(), ConfigError::NoUsableBlock { num_blocks: 0 });
-        assert_eq!(BlockPool::with_reserved(1, 1).unwrap_err(), ConfigError::NoUsableBlock { num_blocks: 1 });
+        assert_eq!(
+            BlockPool::with_reserved(1, 1, false, Lru::new()).unwrap_err(),
+            ConfigError::NoUsableBlock { num_blocks: 1 }
+        );
         assert!(BlockPool::new(u32::MAX).is_err());
     }
 }

@@ -1,28 +1,35 @@
 //! The pool and the prefix index as one: every block that changes hands keeps both in step.
 
-use core::hash::BuildHasher;
-use core::num::NonZeroU64;
+use alloc::vec::Vec;
+use core::num::NonZeroU32;
 use core::ops::Range;
 
+use super::ages::Ages;
 use crate::block::{BlockAllocator, BlockPool, BlockRef, Identity};
 use crate::error::ConfigError;
-use crate::id::{BlockId, TokenId, ix};
+use crate::evict::{Content, Evict};
+use crate::id::{BlockId, TokenId, ix, len32};
 use crate::prefix::Query;
-use crate::prefix::index::{OnIdle, Parent, PrefixIndex};
+use crate::prefix::index::{Key, OnIdle, Parent, PrefixIndex};
 
 /// Blocks with their content's names.
 #[derive(Clone, Debug)]
-pub(super) struct Blocks<S> {
-    pub(super) pool: BlockPool,
-    pub(super) index: PrefixIndex<S>,
+pub(super) struct Blocks<E> {
+    pub(super) pool: BlockPool<E>,
+    pub(super) index: PrefixIndex,
     pub(super) block_size: u32,
     /// Blocks that lost their identity to an allocation, ever.
     pub(super) evictions: u64,
+    /// When blocks were stored and let go, if anybody asked.
+    pub(super) ages: Ages,
+    /// Scratch for what an invalidation takes names off.
+    cleared: Vec<BlockId>,
 }
 
 /// The node that an identity of this cache names: its number, from 1.
-fn node_named(identity: Identity) -> Option<u32> {
-    u32::try_from(identity.get().get() - 1).ok()
+#[inline]
+fn node_named(identity: Identity) -> u32 {
+    identity.get().get() - 1
 }
 
 /// A walk down the index along the tokens of a prompt.
@@ -37,62 +44,139 @@ pub(super) struct Walk<'a> {
     pub(super) query: Query<'a>,
 }
 
-impl<S: BuildHasher> Blocks<S> {
-    pub(super) fn new(num_blocks: u32, reserved: u32, block_size: u32, hasher: S) -> Result<Self, ConfigError> {
+/// A block that agrees with what follows a walk's whole blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Part {
+    pub(super) block: BlockId,
+    /// Leading tokens of it that agree; at least one, fewer than all or all but for the limit.
+    pub(super) len: u32,
+}
+
+impl<E: Evict> Blocks<E> {
+    pub(super) fn new(config: &super::CacheConfig, policy: E) -> Result<Self, ConfigError> {
+        let &super::CacheConfig { num_blocks, block_size, hash_seed, .. } = config;
         Ok(Self {
-            pool: BlockPool::with_reserved(num_blocks, reserved)?,
-            index: PrefixIndex::new(num_blocks, block_size, hasher)?,
+            pool: BlockPool::with_reserved(num_blocks, u32::from(config.scratch), config.withhold, policy)?,
+            index: PrefixIndex::new(num_blocks, block_size, hash_seed)?,
             block_size,
             evictions: 0,
+            ages: Ages::new(num_blocks, config.ages)?,
+            cleared: Vec::new(),
         })
     }
 
     /// The node that names a block's content.
+    #[inline]
     pub(super) fn node_of(&self, block: BlockId) -> Option<u32> {
-        self.pool.identity(block).and_then(node_named)
+        self.pool.identity(block).map(node_named)
     }
 
     /// Takes a block for new content.
+    #[inline]
     pub(super) fn allocate(&mut self) -> Option<BlockRef> {
-        let (block, lost) = self.pool.take()?;
-        if let Some(node) = lost.and_then(node_named) {
-            self.evictions += 1;
-            #[cfg(test)]
-            if crate::planted::is(crate::planted::Bug::IdentitySurvivesReuse) {
-                return Some(block);
-            }
-            self.index.vacate(node, block.id());
+        if let Some(block) = self.pool.take_blank() {
+            return Some(block);
         }
+        let mut victim = self.pool.victim()?;
+        let mut node = self.node_of(victim)?;
+        if self.index.has_children(node) {
+            // A child goes before its parent, whatever the policy says.
+            if let Some(last) = self.index.last_below(node, |block| self.pool.is_candidate(block)) {
+                victim = last;
+                node = self.node_of(victim)?;
+            }
+        }
+        let block = self.pool.evict(victim);
+        self.evictions += 1;
+        self.ages.evicted(victim);
+        #[cfg(test)]
+        if crate::planted::is(crate::planted::Bug::IdentitySurvivesReuse) {
+            return Some(block);
+        }
+        self.index.vacate(node, victim, &mut self.pool.links);
         Some(block)
     }
 
     /// Names a block: it has the content of `node` once `step` commits (0: it has it now).
+    #[inline]
     pub(super) fn publish(&mut self, node: u32, block: BlockId, step: u64) {
-        self.index.fill(node, block, step);
-        self.pool.identify(block, NonZeroU64::new(u64::from(node) + 1).map(Identity::new));
+        self.index.fill(node, block, step, &mut self.pool.links);
+        self.pool.identify(block, NonZeroU32::new(node + 1).map(Identity::new));
+        if step == 0 {
+            self.stored(node, block);
+        }
     }
 
-    /// Takes a block's name away, if it has one.
-    pub(super) fn unpublish(&mut self, block: BlockId) {
+    /// A block has the content of its node from now on.
+    #[inline]
+    pub(super) fn set_computed(&mut self, block: BlockId) {
         if let Some(node) = self.node_of(block) {
-            self.index.vacate(node, block);
-            self.pool.identify(block, None);
+            self.index.set_computed(node, block, &mut self.pool.links);
+            self.stored(node, block);
         }
+    }
+
+    #[inline]
+    fn stored(&mut self, node: u32, block: BlockId) {
+        let (parent, scope) = match self.index.parent(node) {
+            Parent::Scope(scope) => (None, Some(&**self.index.scopes.get(scope))),
+            Parent::Node(parent) => (self.index.entry(parent), None),
+        };
+        let content = Content { scope, parent, tokens: self.index.tokens(node), extras: self.index.extras(node) };
+        self.pool.policy_mut().stored(block, &content);
+        self.ages.stored(block);
+    }
+
+    /// Takes a block's name away, if it has one. What builds on it cannot be found any more, and loses its name too.
+    pub(super) fn unpublish(&mut self, block: BlockId) {
+        let Some(node) = self.node_of(block) else { return };
+        let others = self.index.entry(node) != Some(block) || !self.index.is_alone(block);
+        if others || !self.index.has_children(node) {
+            self.index.vacate(node, block, &mut self.pool.links);
+            self.pool.forget(block);
+        } else {
+            self.clear(node);
+        }
+    }
+
+    /// Takes the names off all blocks of a node and of what hangs below it; returns how many there were.
+    pub(super) fn clear(&mut self, node: u32) -> u32 {
+        self.index.clear(node, &mut self.pool.links, &mut self.cleared);
+        let mut count = 0;
+        while let Some(block) = self.cleared.pop() {
+            self.pool.forget(block);
+            count += 1;
+        }
+        count
     }
 
     /// Gives a reference back; `true` where the block can be allocated now.
+    #[inline]
     pub(super) fn release(&mut self, block: BlockRef, fence: u64) -> bool {
-        if self.pool.refs(block.id()) == 1 {
-            if let Some(node) = self.node_of(block.id()) {
-                let pool = &self.pool;
-                match self.index.on_idle(node, block.id(), |entry| pool.refs(entry) == 0) {
-                    OnIdle::Keep => {}
-                    OnIdle::Forget => self.pool.identify(block.id(), None),
-                    OnIdle::Replace(entry) => self.pool.forget(entry),
+        let id = block.id();
+        if self.pool.refs(id) == 1 {
+            if let Some(node) = self.node_of(id) {
+                if !self.index.is_alone(id) {
+                    self.release_name(node, id);
                 }
+                self.ages.idle(id);
             }
         }
         self.pool.release_after(block, fence)
+    }
+
+    /// Before the last reference to a block goes that is not the only one of its node.
+    #[cold]
+    fn release_name(&mut self, node: u32, block: BlockId) {
+        let Self { pool, index, .. } = self;
+        let mut links = core::mem::take(&mut pool.links);
+        let fate = index.on_idle(node, block, &mut links, |entry| pool.refs(entry) == 0);
+        pool.links = links;
+        match fate {
+            OnIdle::Keep => {}
+            OnIdle::Forget => pool.identify(block, None),
+            OnIdle::Replace(entry) => pool.forget(entry),
+        }
     }
 
     /// Gives a reference back, of content that is not worth keeping: with the last reference the identity goes, unless
@@ -105,30 +189,59 @@ impl<S: BuildHasher> Blocks<S> {
         self.release(block, fence);
     }
 
+    /// Whether open steps compute a node's content, and nobody has it yet.
+    fn is_coming(&self, node: u32) -> bool {
+        self.index.entry(node).is_some_and(|block| !self.index.is_computed(block))
+    }
+
     /// Appends the nodes that a walk finds and `visible` accepts, in order, up to the limit. Returns how many of them
     /// make the longest hit that ends where the query lets one end: the caller drops the rest. Changes nothing else.
+    #[inline]
     pub(super) fn walk(&self, walk: &Walk<'_>, nodes: &mut impl Extend<u32>, visible: impl Fn(u32) -> bool) -> usize {
         if walk.query.private {
             return 0;
         }
-        let (mut parent, mut found, mut accepted) = (walk.parent, 0, 0);
         let size = self.block_size;
-        for tokens in walk.tokens.chunks_exact(ix(size)) {
+        let limit = walk.query.max_hit.map_or(walk.limit, |most| most.min(walk.limit));
+        let most = limit.saturating_sub(walk.start) / size;
+        let (mut parent, mut found, mut accepted) = (walk.parent, 0, 0);
+        for tokens in walk.tokens.chunks_exact(ix(size)).take(ix(most)) {
             let range: Range<u32> = walk.start + found * size..walk.start + (found + 1) * size;
-            if range.end > walk.limit || walk.query.max_hit.is_some_and(|most| range.end > most) {
+            let end = range.end;
+            let Some(node) = self.index.find(parent, &Key { tokens, extras: walk.query.overlapping(range) }) else {
                 break;
-            }
-            let Some(node) = self.index.find(parent, tokens, walk.query.overlapping(range.clone())) else { break };
+            };
             if !visible(node) {
                 break;
             }
             parent = Parent::Node(node);
             found += 1;
             nodes.extend([node]);
-            if walk.query.may_end(range.end) {
+            if walk.query.may_end(end) {
                 accepted = found;
             }
         }
         ix(accepted)
+    }
+
+    /// Of the blocks that may follow `parent` at position `walk.start`, the one that agrees longest with the tokens
+    /// there, cut to where the query lets a hit end. None if an open step computes the whole block: the plan will find
+    /// that.
+    pub(super) fn part(&self, walk: &Walk<'_>) -> Option<Part> {
+        if walk.query.private {
+            return None;
+        }
+        let limit = walk.query.max_hit.map_or(walk.limit, |most| most.min(walk.limit));
+        let most = limit.checked_sub(walk.start).filter(|&most| most > 0)?.min(self.block_size);
+        let range = walk.start..walk.start + self.block_size.min(len32(walk.tokens.len()));
+        let tokens = walk.tokens.get(..ix(range.end - range.start))?;
+        let key = Key { tokens, extras: walk.query.overlapping(range) };
+        if most == self.block_size && self.index.find(walk.parent, &key).is_some_and(|node| self.is_coming(node)) {
+            return None;
+        }
+        let (node, len) = self.index.best_part(walk.parent, &key, walk.start)?;
+        let block = self.index.computed_entry(node)?;
+        let len = (1..=len.min(most)).rev().find(|&len| walk.query.may_end(walk.start + len))?;
+        Some(Part { block, len })
     }
 }

@@ -1,8 +1,8 @@
 //! Whether the cache contradicts itself.
 
+use crate::evict::Evict;
 use alloc::vec::Vec;
 use core::fmt;
-use core::hash::BuildHasher;
 
 use super::KvCache;
 use crate::block::BlockAllocator;
@@ -28,7 +28,7 @@ impl From<&'static str> for IntegrityError {
     }
 }
 
-impl<S: BuildHasher> KvCache<S> {
+impl<E: Evict> KvCache<E> {
     /// Recomputes every count and link from the sequences and compares: references, lists, names, claims, lengths.
     /// For tests and for engines in doubt.
     ///
@@ -44,6 +44,10 @@ impl<S: BuildHasher> KvCache<S> {
         let mut rows: Vec<_> = self.open.iter().flat_map(|open| &open.rows).collect();
         // Stable: the rows of a sequence stay in the order of their steps.
         rows.sort_by_key(|row| row.seq);
+        for (_, pin) in self.pins.iter() {
+            scopes[ix(pin.scope)] += 1;
+            pin.table.ids().for_each(|block| expected[block.index()].0 += 1);
+        }
         for (id, seq) in self.seqs.iter() {
             sequences += 1;
             scopes[ix(seq.scope)] += 1;
@@ -95,16 +99,17 @@ impl<S: BuildHasher> KvCache<S> {
             return Err("claims do not add up, or are not covered".into());
         }
         self.blocks.pool.check(|block| expected[block.index()])?;
-        let nodes = self.blocks.index.check(self.config.num_blocks, |block| self.blocks.node_of(block))?;
+        let links = &self.blocks.pool.links;
+        let nodes = self.blocks.index.check(self.config.num_blocks, links, |block| self.blocks.node_of(block))?;
         for ((in_nodes, in_seqs), scope) in nodes.into_iter().zip(scopes).zip(0_u32..) {
             if in_nodes + in_seqs != self.blocks.index.scopes.uses(scope) {
                 return Err("a scope miscounts its users".into());
             }
         }
-        let oldest = self.open.front().map_or(self.next_step, |open| open.id().get());
         for block in (0..self.config.num_blocks).map(BlockId::new) {
-            let computing = self.blocks.index.computing(block);
-            if computing != 0 && (computing < oldest || self.blocks.pool.refs(block) == 0) {
+            let index = &self.blocks.index;
+            let by_open_step = || self.open.iter().any(|open| index.is_computed_by(block, open.id().get()));
+            if !index.is_computed(block) && (self.blocks.pool.refs(block) == 0 || !by_open_step()) {
                 return Err("a block is being computed by no open step, or for nobody".into());
             }
         }
@@ -113,11 +118,16 @@ impl<S: BuildHasher> KvCache<S> {
 
     /// Everything that a caller could tell apart, as numbers.
     #[cfg(test)]
-    pub(super) fn snapshot(&self) -> Vec<u64> {
+    pub(super) fn snapshot(&self) -> Vec<u64>
+    where
+        E: Clone,
+    {
         let mut out = alloc::vec![self.next_step, u64::from(self.reserved)];
         self.blocks.pool.snapshot(&mut out);
-        self.blocks.index.snapshot(&mut out);
+        out.extend(self.blocks.pool.order());
+        self.blocks.index.snapshot(&self.blocks.pool.links, &mut out);
         self.seqs.snapshot(&mut out);
+        self.pins.snapshot(&mut out);
         self.snapshot_open(&mut out);
         for (id, seq) in self.seqs.iter() {
             out.push(id.to_u64());
@@ -131,7 +141,8 @@ impl<S: BuildHasher> KvCache<S> {
             );
         }
         let counters = self.counters;
-        out.extend([counters.prompt_tokens, counters.hit_tokens, counters.copies, self.blocks.evictions]);
+        out.extend([counters.prompt_tokens, counters.found_tokens, counters.part_tokens, counters.skipped_tokens]);
+        out.extend([counters.copies, self.blocks.evictions]);
         out
     }
 }

@@ -1,7 +1,7 @@
 //! What becomes of a step: commit, abort, retire.
 
+use crate::evict::Evict;
 use alloc::vec::Vec;
-use core::hash::BuildHasher;
 
 use super::KvCache;
 use super::blocks::Blocks;
@@ -82,7 +82,7 @@ impl OpenRow {
     }
 }
 
-impl<S: BuildHasher> KvCache<S> {
+impl<E: Evict> KvCache<E> {
     /// Makes the oldest open step real: one outcome per row, in the order of the plan. Rows whose sequence was freed
     /// take any outcome. To be called as soon as the work of the step is enqueued on the stream that runs all later
     /// steps; it need not have run.
@@ -132,16 +132,15 @@ impl<S: BuildHasher> KvCache<S> {
         let Some(open) = self.open.pop_front() else { return };
         for &block in &open.published {
             // A block whose holders all left meanwhile is somebody else's by now, or nobody's.
-            if self.blocks.index.computing(block) == open.id {
-                if let Some(node) = self.blocks.node_of(block) {
-                    self.blocks.index.set_computed(node, block);
-                }
+            if self.blocks.index.is_computed_by(block, open.id) {
+                self.blocks.set_computed(block);
             }
         }
         for (row, outcome) in open.rows.iter().zip(outcomes) {
             self.commit_row(row, outcome);
         }
         self.spare.push(open);
+        self.deliver();
     }
 
     fn commit_row(&mut self, row: &OpenRow, outcome: Outcome<'_>) {
@@ -187,6 +186,12 @@ impl<S: BuildHasher> KvCache<S> {
             }
         }
         name_blocks(blocks, seq, row.start / block_size, end / block_size);
+        for index in row.start / block_size..end / block_size {
+            let retention = seq.retention_of(index, block_size);
+            if let Some((retention, block)) = retention.zip(seq.table.get(index)) {
+                blocks.pool.policy_mut().retain(block.id(), retention);
+            }
+        }
         seq.set_committed(end, block_size);
         if seq.open_rows == 0 {
             let target = (seq.planned + seq.lookahead).div_ceil(block_size);
@@ -210,7 +215,7 @@ impl<S: BuildHasher> KvCache<S> {
             }
             // What nobody will compute loses its name, also where a fork of a freed sequence still holds the block.
             for &block in &open.published {
-                if self.blocks.index.computing(block) == open.id {
+                if self.blocks.index.is_computed_by(block, open.id) {
                     self.blocks.unpublish(block);
                 }
             }
@@ -220,6 +225,7 @@ impl<S: BuildHasher> KvCache<S> {
                 break;
             }
         }
+        self.deliver();
         Ok(())
     }
 
@@ -296,7 +302,7 @@ impl<S: BuildHasher> KvCache<S> {
 }
 
 /// Names the full blocks `first .. end` of a sequence, as far as they have no name and their content is known.
-fn name_blocks<S: BuildHasher>(blocks: &mut Blocks<S>, seq: &Sequence, first: u32, end: u32) {
+fn name_blocks<E: Evict>(blocks: &mut Blocks<E>, seq: &Sequence, first: u32, end: u32) {
     let block_size = blocks.block_size;
     for index in first..end {
         let Some(block) = seq.table.get(index).map(BlockRef::id) else { return };
@@ -307,14 +313,14 @@ fn name_blocks<S: BuildHasher>(blocks: &mut Blocks<S>, seq: &Sequence, first: u3
             return;
         }
         let Some(parent) = parent_of(blocks, seq, index) else { return };
-        let extras = seq.query().overlapping(index * block_size..(index + 1) * block_size);
-        let node = blocks.index.promise(parent, seq.block_tokens(index, block_size), extras);
-        blocks.publish(node, block, 0);
+        let extras = seq.extras_of(index, block_size);
+        let promise = blocks.index.promise(parent, seq.block_tokens(index, block_size), extras);
+        blocks.publish(promise.node, block, 0);
     }
 }
 
 /// Gives the blocks of a table from `len` on back, the last one first; returns how many can be allocated now.
-pub(super) fn shrink<S: BuildHasher>(blocks: &mut Blocks<S>, seq: &mut Sequence, len: u32, fence: u64) -> u32 {
+pub(super) fn shrink<E: Evict>(blocks: &mut Blocks<E>, seq: &mut Sequence, len: u32, fence: u64) -> u32 {
     let mut freed = 0;
     while seq.table.len() > len {
         let Some(block) = seq.table.pop() else { break };

@@ -1,15 +1,15 @@
 //! New sequences: what of a prompt is there already, whether the rest fits, and claims on what it will need.
 
-use core::hash::BuildHasher;
+use crate::evict::Evict;
 
 use smallvec::SmallVec;
 
 use super::KvCache;
-use super::blocks::{Blocks, Walk};
+use super::blocks::{Blocks, Part, Walk};
 use super::commit::shrink;
 use crate::block::BlockAllocator;
 use crate::error::{CreateError, SequenceError, Shortfall};
-use crate::id::{BlockId, SeqId, TokenId, len32};
+use crate::id::{SeqId, TokenId, ix, len32};
 use crate::prefix::index::Parent;
 use crate::prefix::{Query, Scope};
 use crate::sequence::{Claim, Sequence};
@@ -25,6 +25,14 @@ pub struct Prefix {
     pub cached_tokens: u32,
     /// Blocks that hold them and could be allocated now: a hit takes them off the blocks available.
     pub idle_blocks: u32,
+}
+
+/// What is found of a prompt: the nodes of whole blocks, and a part of the block behind them.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    part: Option<Part>,
+    /// Leading tokens found.
+    tokens: u32,
 }
 
 /// A sequence that [`KvCache::create`] made.
@@ -49,7 +57,7 @@ pub enum Fit {
     Never,
 }
 
-impl<S: BuildHasher> KvCache<S> {
+impl<E: Evict> KvCache<E> {
     /// How much of a prompt is in the cache: for ordering a queue. Changes nothing, holds nothing: the answer may be
     /// stale at the next call.
     ///
@@ -61,10 +69,11 @@ impl<S: BuildHasher> KvCache<S> {
     pub fn peek(&self, scope: &Scope, tokens: &[TokenId], query: Query<'_>) -> Result<Prefix, CreateError> {
         self.check_prompt(tokens, &query)?;
         let mut nodes = Nodes::new();
-        self.find(scope, tokens, query, |block| self.blocks.index.computing(block) == 0, &mut nodes);
+        let found = self.find(scope, tokens, query, &mut nodes);
         let blocks = nodes.iter().filter_map(|&node| self.blocks.index.entry(node));
+        let blocks = blocks.chain(found.part.map(|part| part.block));
         Ok(Prefix {
-            cached_tokens: len32(nodes.len()) * self.config.block_size,
+            cached_tokens: found.tokens,
             idle_blocks: blocks.map(|block| u32::from(self.blocks.pool.is_idle(block))).sum(),
         })
     }
@@ -72,6 +81,10 @@ impl<S: BuildHasher> KvCache<S> {
     /// A sequence for a prompt, which starts with what of the prompt is in the cache, and takes references on it. At
     /// least one token is left to compute. What the rest needs is taken when it is planned; see
     /// [`fits_prompt`](Self::fits_prompt) and [`reserve`](Self::reserve).
+    ///
+    /// A hit does not end at the border of a block: of the blocks that may follow, the one that agrees longest with the
+    /// prompt is shared as far as it does, and copied by the plan that writes behind that. Where there is no block left
+    /// to copy to, and nobody else holds it, the plan overwrites it.
     ///
     /// A hit never takes blocks that are reserved for others: it is then shorter.
     ///
@@ -85,39 +98,56 @@ impl<S: BuildHasher> KvCache<S> {
         if !self.seqs.has_room(1) {
             return Err(CreateError::TooManySequences);
         }
+        self.begin_request();
         let mut nodes = core::mem::take(&mut self.nodes);
-        self.find(scope, tokens, query, |block| self.blocks.index.computing(block) == 0, &mut nodes);
+        let found = self.find(scope, tokens, query, &mut nodes);
         let mut sequence = self.new_sequence(scope, query);
-        let cached_tokens = self.adopt(&nodes, &query, &mut sequence);
+        self.adopt(&nodes, found.part, &mut sequence);
         nodes.clear();
         self.nodes = nodes;
+        let cached_tokens = sequence.committed;
+        let in_part = cached_tokens % self.config.block_size;
+        sequence.tail.extend_from_slice(&tokens[ix(cached_tokens - in_part)..ix(cached_tokens)]);
         self.counters.prompt_tokens += tokens.len() as u64;
-        self.counters.hit_tokens += u64::from(cached_tokens);
+        self.counters.found_tokens += u64::from(cached_tokens);
+        self.counters.part_tokens += u64::from(in_part);
         Ok(Created { seq: self.seqs.insert(sequence), cached_tokens })
     }
 
-    /// Gives a new sequence the blocks of these nodes, as far as nobody has reserved what they take off the blocks
-    /// available. Returns the tokens in them.
-    fn adopt(&mut self, nodes: &[u32], query: &Query<'_>, sequence: &mut Sequence) -> u32 {
+    /// Gives a new sequence the blocks of these nodes, and the part of a block behind them, as far as nobody has reserved
+    /// what they take off the blocks available.
+    pub(super) fn adopt(&mut self, nodes: &[u32], part: Option<Part>, sequence: &mut Sequence) {
         let block_size = self.config.block_size;
         let Blocks { pool, index, .. } = &mut self.blocks;
         let mut spare = pool.available() - self.reserved;
-        for &node in nodes {
-            let Some(block) = index.entry(node) else { break };
+        let blocks = nodes.iter().filter_map(|&node| index.entry(node)).chain(part.map(|part| part.block));
+        for block in blocks {
             let Some(left) = spare.checked_sub(u32::from(pool.is_idle(block))) else { break };
             pool.hold(block);
             sequence.table.push(pool.take_held(block));
+            pool.policy_mut().reused(block);
             spare = left;
         }
-        // Cut short by a reservation, a hit must still end where it may.
-        let mut len = sequence.table.len();
-        while !query.may_end(len * block_size) {
-            len -= 1;
+        let len = sequence.table.len();
+        let mut cached_tokens = len * block_size;
+        if let Some(part) = part.filter(|_| ix(len) > nodes.len()) {
+            cached_tokens -= block_size - part.len;
+        } else if ix(len) < nodes.len() {
+            // Cut short by a reservation, a hit must still end where it may.
+            let query = sequence.query();
+            let end = (0..=len).rev().find(|&len| query.may_end(len * block_size)).unwrap_or(0);
+            shrink(&mut self.blocks, sequence, end, 0);
+            cached_tokens = end * block_size;
         }
-        shrink(&mut self.blocks, sequence, len, 0);
-        let cached_tokens = len * block_size;
+        if sequence.query.is_some() {
+            for index in 0..sequence.table.len() {
+                let retention = sequence.retention_of(index, block_size);
+                if let Some((retention, block)) = retention.zip(sequence.table.get(index)) {
+                    self.blocks.pool.policy_mut().retain(block.id(), retention);
+                }
+            }
+        }
         (sequence.planned, sequence.committed) = (cached_tokens, cached_tokens);
-        cached_tokens
     }
 
     /// A sequence without a prompt: for prompt embeddings, whose rows are planned by count.
@@ -132,9 +162,8 @@ impl<S: BuildHasher> KvCache<S> {
         Ok(self.seqs.insert(sequence))
     }
 
-    fn new_sequence(&mut self, scope: &Scope, query: Query<'_>) -> Sequence {
-        let index = &mut self.blocks.index;
-        let scope = index.scopes.acquire(scope, &index.hasher);
+    pub(super) fn new_sequence(&mut self, scope: &Scope, query: Query<'_>) -> Sequence {
+        let scope = self.blocks.index.scopes.acquire(scope);
         self.seqs.fresh(scope, query.to_owned())
     }
 
@@ -166,7 +195,8 @@ impl<S: BuildHasher> KvCache<S> {
             return Ok(Fit::Never);
         }
         let mut nodes = Nodes::new();
-        self.find(scope, tokens, query, |_| true, &mut nodes);
+        let limit = len32(tokens.len()).saturating_sub(1);
+        self.find_blocks(scope, tokens, query, limit, |_| true, &mut nodes);
         let found = nodes.iter().filter_map(|&node| self.blocks.index.entry(node));
         let held: u32 = found.map(|block| u32::from(!self.blocks.pool.is_idle(block))).sum();
         match self.room(u64::from(blocks - held), 0, 0) {
@@ -204,7 +234,7 @@ impl<S: BuildHasher> KvCache<S> {
         Ok(())
     }
 
-    fn check_prompt(&self, tokens: &[TokenId], query: &Query<'_>) -> Result<(), CreateError> {
+    pub(super) fn check_prompt(&self, tokens: &[TokenId], query: &Query<'_>) -> Result<(), CreateError> {
         if tokens.is_empty() {
             return Err(CreateError::EmptyPrompt);
         }
@@ -217,22 +247,35 @@ impl<S: BuildHasher> KvCache<S> {
         query.check()
     }
 
-    /// Finds the nodes of a prompt's leading blocks whose entries `visible` accepts.
-    fn find(
+    /// Finds what `create` would: the nodes of leading whole blocks, and a part of one block behind them.
+    fn find(&self, scope: &Scope, tokens: &[TokenId], query: Query<'_>, nodes: &mut Nodes) -> Found {
+        // At least one token is left to compute.
+        let limit = len32(tokens.len()).saturating_sub(1);
+        let computed = |node| self.blocks.index.computed_entry(node).is_some();
+        let walk = self.find_blocks(scope, tokens, query, limit, computed, nodes);
+        let found = len32(nodes.len()) * self.config.block_size;
+        let part = walk.and_then(|walk| {
+            let parent = nodes.last().map_or(walk.parent, |&node| Parent::Node(node));
+            let tokens = walk.tokens.get(ix(found)..).unwrap_or(&[]);
+            self.blocks.part(&Walk { parent, tokens, start: found, ..walk })
+        });
+        Found { part, tokens: found + part.map_or(0, |part| part.len) }
+    }
+
+    /// Finds the nodes of a prompt's leading whole blocks that `visible` accepts; `None` for a scope that is not in use.
+    pub(super) fn find_blocks<'a>(
         &self,
         scope: &Scope,
-        tokens: &[TokenId],
-        query: Query<'_>,
-        visible: impl Fn(BlockId) -> bool,
+        tokens: &'a [TokenId],
+        query: Query<'a>,
+        limit: u32,
+        visible: impl Fn(u32) -> bool,
         nodes: &mut Nodes,
-    ) {
-        let index = &self.blocks.index;
-        if let Some(scope) = index.scopes.find(scope, &index.hasher) {
-            // At least one token is left to compute.
-            let limit = len32(tokens.len()).saturating_sub(1);
-            let walk = Walk { parent: Parent::Scope(scope), tokens, start: 0, limit, query };
-            let hits = self.blocks.walk(&walk, nodes, |node| index.entry(node).is_some_and(&visible));
-            nodes.truncate(hits);
-        }
+    ) -> Option<Walk<'a>> {
+        let parent = Parent::Scope(self.blocks.index.scopes.find(scope)?);
+        let walk = Walk { parent, tokens, start: 0, limit, query };
+        let hits = self.blocks.walk(&walk, nodes, |node| self.blocks.index.entry(node).is_some() && visible(node));
+        nodes.truncate(hits);
+        Some(walk)
     }
 }

@@ -11,8 +11,6 @@ use core::time::Duration;
 use std::collections::HashMap;
 use std::time::Instant;
 
-use foldhash::fast::FixedState;
-
 use super::simulation::{Kind, Op, OutcomeSpec, QuerySpec, RowSpec, World, from_env, mix};
 use super::{CacheConfig, Release};
 use crate::StepId;
@@ -51,7 +49,7 @@ fn search(config: CacheConfig, eager: bool, time: Duration) -> usize {
     let (mut states, mut depth, mut calls) = (0, 0, 0);
     loop {
         let mut search = Search { end, seen: HashMap::new(), calls: 0 };
-        let world = World::new(config, FixedState::default(), eager, false);
+        let world = World::new(config, eager, false);
         let finished = search.explore(&world, depth + 1);
         (states, calls) = (search.seen.len().max(states), calls + search.calls);
         if !finished {
@@ -186,11 +184,14 @@ fn key(world: &World) -> (u64, u64) {
     let cache = &world.cache;
     let mut state = Vec::with_capacity(256);
     cache.blocks.pool.snapshot(&mut state);
-    cache.blocks.index.snapshot(&mut state);
+    cache.blocks.index.snapshot(&cache.blocks.pool.links, &mut state);
     // Steps by their age.
     let age = |step: u64| if step == 0 { 0 } else { cache.next_step - step };
-    let computing = state.len() - ix(cache.config.num_blocks);
-    state[computing..].iter_mut().for_each(|step| *step = age(*step));
+    // A block's state is 0, or u32::MAX, or one more than the step that computes it.
+    let states = state.len() - ix(cache.config.num_blocks);
+    state[states..].iter_mut().filter(|state| (1..u64::from(u32::MAX)).contains(*state)).for_each(|state| {
+        *state = age(*state - 1);
+    });
     for open in &world.open {
         state.extend([age(open.id.get()), u64::from(open.ran), open.rows.len() as u64]);
         for row in &open.rows {

@@ -1,7 +1,7 @@
 //! Sequences that branch, shrink and end: fork, select, truncate, free.
 
+use crate::evict::Evict;
 use alloc::vec::Vec;
-use core::hash::BuildHasher;
 
 use super::KvCache;
 use super::commit::shrink;
@@ -20,7 +20,7 @@ pub enum Release {
     Discard,
 }
 
-impl<S: BuildHasher> KvCache<S> {
+impl<E: Evict> KvCache<E> {
     /// A second sequence with the same committed tokens. It shares all their blocks, the partly filled last one
     /// included; whoever appends to that first, while another holds it, gets a copy. Tokens of open steps,
     /// lookahead and claims are not forked.
@@ -145,6 +145,7 @@ impl<S: BuildHasher> KvCache<S> {
             self.remove(seq, Release::Discard);
         }
         *beams = next;
+        self.deliver();
         Ok(())
     }
 
@@ -172,7 +173,13 @@ impl<S: BuildHasher> KvCache<S> {
             if let Some(block) = cut {
                 let node = blocks.node_of(block.id());
                 match node.map(|node| blocks.index.tokens(node)) {
-                    Some(tokens) => sequence.tail.extend(tokens.iter().take(ix(len % block_size))),
+                    Some(tokens) => {
+                        sequence.tail.extend(tokens.iter().take(ix(len % block_size)));
+                        if blocks.pool.is_spendable(block.id()) {
+                            // It becomes a tail again, to be written in place.
+                            blocks.unpublish(block.id());
+                        }
+                    }
                     None => {
                         sequence.tail.resize(ix(len % block_size), 0);
                         sequence.anonymous_from = sequence.anonymous_from.min(len - len % block_size);
@@ -189,6 +196,7 @@ impl<S: BuildHasher> KvCache<S> {
         let fence = config.fence(sequence.last_step);
         let freed = shrink(blocks, sequence, len.div_ceil(block_size), fence);
         sequence.regain_claim(freed, reserved);
+        self.deliver();
         Ok(())
     }
 
@@ -201,7 +209,11 @@ impl<S: BuildHasher> KvCache<S> {
     /// # Complexity
     /// O(blocks).
     pub fn free(&mut self, seq: SeqId, release: Release) -> Result<(), SequenceError> {
-        if self.remove(seq, release) { Ok(()) } else { Err(SequenceError::Unknown { seq }) }
+        if !self.remove(seq, release) {
+            return Err(SequenceError::Unknown { seq });
+        }
+        self.deliver();
+        Ok(())
     }
 
     fn remove(&mut self, seq: SeqId, release: Release) -> bool {
@@ -222,8 +234,7 @@ impl<S: BuildHasher> KvCache<S> {
                 }
             }
         }
-        let index = &mut self.blocks.index;
-        index.scopes.release(sequence.scope, &index.hasher);
+        self.blocks.index.scopes.release(sequence.scope);
         self.seqs.recycle(sequence);
         true
     }

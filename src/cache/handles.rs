@@ -93,6 +93,13 @@ impl Sequences {
         })
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (SeqId, &mut Sequence)> {
+        self.entries.iter_mut().zip(0_u32..).filter_map(|(entry, index)| {
+            let id = SeqId { index, generation: entry.generation };
+            entry.sequence.as_mut().map(|sequence| (id, sequence))
+        })
+    }
+
     /// What a caller could tell apart, as numbers.
     #[cfg(test)]
     pub(super) fn snapshot(&self, out: &mut Vec<u64>) {

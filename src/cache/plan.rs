@@ -8,13 +8,15 @@
 mod draft;
 mod execute;
 
-use core::hash::BuildHasher;
+use smallvec::SmallVec;
+
+use crate::evict::Evict;
 
 use super::blocks::Blocks;
 use super::{Fit, KvCache};
 use crate::block::BlockAllocator;
 use crate::error::{PlanError, Shortfall};
-use crate::id::{SeqId, StepId, TokenId};
+use crate::id::{BlockId, SeqId, StepId, TokenId, ix, len32};
 use crate::prefix::index::Parent;
 use crate::sequence::Sequence;
 use crate::step::Step;
@@ -67,7 +69,7 @@ impl<'a> Row<'a> {
     }
 }
 
-impl<S: BuildHasher> KvCache<S> {
+impl<E: Evict> KvCache<E> {
     /// Plans one forward pass over the rows, into the caller's buffer.
     ///
     /// The tokens of a row follow the planned length of its sequence: after [`create`](Self::create) these are the
@@ -86,7 +88,14 @@ impl<S: BuildHasher> KvCache<S> {
     /// Kwon et al., SOSP 2023, sections 4.3 (growth) and 4.4 (copy-on-write).
     pub fn plan(&mut self, rows: &[Row<'_>], step: &mut Step) -> Result<StepId, PlanError> {
         let mut draft = core::mem::take(&mut self.draft);
-        let result = match self.draft_rows(rows, &mut draft) {
+        let mut drafted = self.draft_rows(rows, &mut draft);
+        if let Err(PlanError::Shortfall { shortfall }) = &mut drafted {
+            if self.can_spend(&draft, shortfall) {
+                self.spend(&mut draft);
+                drafted = self.draft_rows(rows, &mut draft);
+            }
+        }
+        let result = match drafted {
             Ok(()) => Ok(self.execute(rows, &draft, step)),
             Err(error) => {
                 self.undo(&draft);
@@ -95,7 +104,37 @@ impl<S: BuildHasher> KvCache<S> {
         };
         draft.clear();
         self.draft = draft;
+        self.deliver();
         result
+    }
+
+    /// Whether a draft that lacks blocks would not, if its rows overwrote what they are about to copy. The reuse of a
+    /// part of a block must never make a plan fail that would fit without. Otherwise the shortfall leaves these copies
+    /// out.
+    fn can_spend(&self, draft: &Draft, shortfall: &mut Shortfall) -> bool {
+        let spendable = len32(self.spendable(draft).count());
+        shortfall.needed = shortfall.needed.saturating_sub(spendable);
+        self.lacking(draft) <= spendable
+    }
+
+    /// Ends a draft that can do without some copies, and gives the names of their sources up. Then nothing stands against
+    /// drafting the rows again, since a block that a row has found is held and not among these.
+    fn spend(&mut self, draft: &mut Draft) {
+        let lacking = self.lacking(draft);
+        let blocks: SmallVec<[BlockId; 8]> = self.spendable(draft).take(ix(lacking)).collect();
+        self.undo(draft);
+        draft.clear();
+        for block in blocks {
+            self.blocks.unpublish(block);
+            self.blocks.evictions += 1;
+        }
+    }
+
+    /// Blocks that a draft wants beyond what is available.
+    fn lacking(&self, draft: &Draft) -> u32 {
+        let others = u64::from(self.reserved) - draft.claims_before;
+        let wanted = draft.needed + others + draft.claims_after;
+        u32::try_from(wanted.saturating_sub(self.blocks.pool.available().into())).unwrap_or(u32::MAX)
     }
 
     /// Whether [`plan`](Self::plan) of these rows would succeed now, or later, or never: its own first half decides,
@@ -105,7 +144,12 @@ impl<S: BuildHasher> KvCache<S> {
     /// [`PlanError`] for rows that are wrong in themselves.
     pub fn fits(&mut self, rows: &[Row<'_>]) -> Result<Fit, PlanError> {
         let mut draft = core::mem::take(&mut self.draft);
-        let result = self.draft_rows(rows, &mut draft);
+        let mut result = self.draft_rows(rows, &mut draft);
+        if let Err(PlanError::Shortfall { shortfall }) = &mut result {
+            if self.can_spend(&draft, shortfall) {
+                result = Ok(());
+            }
+        }
         self.undo(&draft);
         draft.clear();
         self.draft = draft;
@@ -136,7 +180,7 @@ impl<S: BuildHasher> KvCache<S> {
 }
 
 /// What the block at `index` of a sequence's table follows, if that has a name.
-pub(super) fn parent_of<S: BuildHasher>(blocks: &Blocks<S>, seq: &Sequence, index: u32) -> Option<Parent> {
+pub(super) fn parent_of<E: Evict>(blocks: &Blocks<E>, seq: &Sequence, index: u32) -> Option<Parent> {
     match index.checked_sub(1) {
         None => Some(Parent::Scope(seq.scope)),
         Some(before) => blocks.node_of(seq.table.get(before)?.id()).map(Parent::Node),

@@ -1,6 +1,6 @@
 //! Metadata for positions that exist: a step without appending.
 
-use core::hash::BuildHasher;
+use crate::evict::Evict;
 
 use super::KvCache;
 use crate::error::ViewError;
@@ -18,7 +18,7 @@ pub struct ViewRow {
     pub len: u32,
 }
 
-impl<S: BuildHasher> KvCache<S> {
+impl<E: Evict> KvCache<E> {
     /// Writes the metadata of existing positions into `step`, for drafters and for scoring: planned positions and those
     /// of lookahead blocks. Nothing is appended, the cache does not change, and the step has no id.
     ///

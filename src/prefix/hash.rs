@@ -37,7 +37,7 @@ impl<'a> Hashed<'a> {
 }
 
 /// Makes identities. Two blocks that differ in anything of [`Hashed`] must have different ones.
-pub trait BlockHasher: Send {
+pub trait BlockHasher: Send + Sync {
     /// The identity of a block.
     fn identity(&self, block: &Hashed<'_>) -> Digest;
 }

@@ -1,157 +1,245 @@
 //! The prefix index: a tree of blocks, found by comparing tokens.
 //!
 //! Floor 1. A *node* stands for one full block's content under its parent: (parent, tokens, extras). The children of a
-//! node hang on it in a tree that is walked by comparing tokens; only nodes with extras, which are rare, are found through
-//! a hash table, whose hash picks candidates while the comparison decides. A node has an *entry*, the block that
-//! lookups get, and *twins*, live blocks of the same content that arose beside it (tables are never edited under a
+//! node hang on it in a tree that is walked by comparing contents; no hash takes part. A node has an *entry*, the block
+//! that lookups get, and *twins*, live blocks of the same content that arose beside it (tables are never edited under a
 //! sequence). A node outlives its blocks while it has children, so that a child never hangs on a reused number.
 //!
-//! Which content is *computed* is known per block: blocks of an open step carry its number until it commits.
+//! Which content is *computed* is known per block: blocks of an open step carry its mark until it commits. Computed
+//! blocks come first: the entry is computed if any block of the node is, and so is the first twin, so that no content is
+//! missed while an open step computes it again.
+//!
+//! A block costs 4 bytes here, a node 28 beside its tokens; the twins use the links of the pool, since a block that is a
+//! twin is held and on none of the pool's lists.
 
 mod children;
+mod identities;
 
-use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::hash::{BuildHasher, Hash, Hasher};
+use core::ops::Range;
 
-use hashbrown::HashTable;
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
 
 use super::Extra;
 use super::scope::Scopes;
 use crate::error::ConfigError;
 use crate::id::{BlockId, TokenId, ix, len32};
-use crate::list::{Links, List, NIL};
+use crate::list::{Links, NIL, Ring};
 use children::Forks;
 
+pub(crate) use children::Key;
+pub(crate) use identities::Identities;
+
 /// What a block follows.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Parent {
     Scope(u32),
     Node(u32),
 }
 
-#[derive(Clone, Debug)]
-struct Node {
-    parent: Parent,
-    /// The link to its children without extras.
-    top: u32,
-    /// The entry, or [`NIL`].
-    block: u32,
-    twins: List,
-    children: u32,
-    /// Rows of the plan in progress that will bring a block for this node.
-    promised: u32,
-    /// Rows of the plan in progress that took its entry away and may have to put it back.
-    hidden: u32,
-    extras: Option<Box<[Extra]>>,
-}
+/// A number below 2^31 - 1, or none, and a flag.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Tagged(u32);
 
-impl Node {
-    /// Adds a computed block beside the entry. Computed blocks come first: the entry is computed if any block of the
-    /// node is, and so is the first twin, so that no content is missed while an open step computes it again.
-    fn add_computed(&mut self, block: BlockId, links: &mut Links, computing: &[u64]) {
-        if computing.get(ix(self.block)).is_some_and(|&step| step != 0) {
-            self.twins.push_front(links, self.block);
-            self.block = block.get();
-        } else {
-            self.twins.push_front(links, block.get());
+impl Tagged {
+    const FLAG: u32 = 1 << 31;
+    const NONE: Self = Self(!Self::FLAG);
+
+    const fn new(number: u32, flag: bool) -> Self {
+        Self(number | if flag { Self::FLAG } else { 0 })
+    }
+
+    /// The number, or [`NIL`].
+    #[inline]
+    const fn number(self) -> u32 {
+        match self.0 & !Self::FLAG {
+            none if none == Self::NONE.0 => NIL,
+            number => number,
         }
+    }
+
+    #[inline]
+    const fn flag(self) -> bool {
+        self.0 & Self::FLAG != 0
+    }
+
+    /// Another number, or none for [`NIL`], and the same flag.
+    #[inline]
+    fn set(&mut self, number: u32) {
+        self.0 = self.0 & Self::FLAG | number & !Self::FLAG;
+    }
+
+    #[inline]
+    fn set_flag(&mut self, flag: bool) {
+        self.0 = self.0 & !Self::FLAG | if flag { Self::FLAG } else { 0 };
     }
 }
 
-/// How [`hide`](PrefixIndex::hide) changed a node, so that it can be undone.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Hidden {
+struct Node {
+    /// A node, or with the flag a scope.
+    parent: Tagged,
+    /// The link to its children; of a vacant node, the next vacant one.
+    top: u32,
+    /// The entry. With the flag, a row of the plan in progress has promised a block for this node.
+    entry: Tagged,
+    /// The first twin. With the flag, the node has extras.
+    twins: Tagged,
+}
+
+impl Node {
+    #[inline]
+    fn parent(&self) -> Parent {
+        if self.parent.flag() { Parent::Scope(self.parent.number()) } else { Parent::Node(self.parent.number()) }
+    }
+
+    fn ring(&self) -> Ring {
+        Ring(self.twins.number())
+    }
+}
+
+/// The extras of a node: a run of those that came with its prompt, which all its blocks share.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SharedExtras {
+    pub(crate) all: Option<Arc<[Extra]>>,
+    pub(crate) run: Range<u32>,
+}
+
+impl SharedExtras {
+    pub(crate) fn as_slice(&self) -> &[Extra] {
+        self.all.as_deref().and_then(|all| all.get(ix(self.run.start)..ix(self.run.end))).unwrap_or(&[])
+    }
+}
+
+/// How a [`promise`](PrefixIndex::promise) changed the index, so that it can be undone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Promise {
     pub(crate) node: u32,
-    pub(crate) block: BlockId,
-    /// It was the entry, and a twin has taken its place.
-    promoted: bool,
-    /// It was a twin, in front of this one or at the end.
-    next_twin: Option<u32>,
+    created: bool,
+    flagged: bool,
+}
+
+/// [`PrefixIndex::states`] of a block that is computed and the only one of its node, or that has no node.
+const ALONE: u32 = 0;
+
+/// Of a block that is computed and has twins, or is one.
+const COMPANY: u32 = u32::MAX;
+
+/// The mark of blocks that a step computes. Unique among steps that are open together, as long as these are fewer than
+/// 2^32 - 2.
+#[expect(clippy::cast_possible_truncation, reason = "the remainder is below 2^32 - 2")]
+fn mark(step: u64) -> u32 {
+    (step % u64::from(COMPANY - 1)) as u32 + 1
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct PrefixIndex<S> {
-    pub(crate) hasher: S,
+pub(crate) struct PrefixIndex {
     pub(crate) scopes: Scopes,
     block_size: usize,
-    /// Nodes with extras.
-    table: HashTable<u32>,
     forks: Forks,
     nodes: Vec<Node>,
     /// Tokens of node n: `n × block_size ..`.
     tokens: Vec<TokenId>,
-    vacant: Vec<u32>,
-    twin_links: Links,
-    /// Per block: the open step that computes its content, or 0.
-    computing: Vec<u64>,
+    /// The first vacant node, or [`NIL`].
+    vacant: u32,
+    /// Extras of the nodes that have some.
+    extras: HashMap<u32, SharedExtras, FixedState>,
+    /// Per block: [`ALONE`], [`COMPANY`], or the mark of the open step that computes its content.
+    states: Vec<u32>,
+    /// Identities that leave the process, if anybody asked for them.
+    pub(crate) identities: Option<Identities>,
 }
 
-impl<S: BuildHasher> PrefixIndex<S> {
-    pub(crate) fn new(num_blocks: u32, block_size: u32, hasher: S) -> Result<Self, ConfigError> {
+impl PrefixIndex {
+    pub(crate) fn new(num_blocks: u32, block_size: u32, hash_seed: u64) -> Result<Self, ConfigError> {
         let no_memory = ConfigError::OutOfMemory { num_blocks };
-        let mut computing = Vec::new();
-        computing.try_reserve_exact(ix(num_blocks)).map_err(|_| no_memory)?;
-        computing.resize(ix(num_blocks), 0);
+        let (mut states, mut nodes, mut tokens, mut forks) = (Vec::new(), Vec::new(), Vec::new(), Forks::default());
+        states.try_reserve_exact(ix(num_blocks)).map_err(|_| no_memory)?;
+        states.resize(ix(num_blocks), ALONE);
+        // A node for each block is what a full cache has; more come only while a plan is being made.
+        nodes.try_reserve_exact(ix(num_blocks)).map_err(|_| no_memory)?;
+        let slots = ix(num_blocks).checked_mul(ix(block_size)).ok_or(no_memory)?;
+        tokens.try_reserve_exact(slots).map_err(|_| no_memory)?;
+        forks.reserve(num_blocks)?;
         Ok(Self {
-            hasher,
-            scopes: Scopes::default(),
+            scopes: Scopes::new(hash_seed),
             block_size: ix(block_size),
-            table: HashTable::new(),
-            forks: Forks::default(),
-            nodes: Vec::new(),
-            tokens: Vec::new(),
-            vacant: Vec::new(),
-            twin_links: Links::new(num_blocks).ok_or(no_memory)?,
-            computing,
+            forks,
+            nodes,
+            tokens,
+            vacant: NIL,
+            extras: HashMap::default(),
+            states,
+            identities: None,
         })
     }
 
-    fn hash(&self, parent: Parent, tokens: &[TokenId], extras: &[Extra]) -> u64 {
-        let mut hasher = self.hasher.build_hasher();
-        parent.hash(&mut hasher);
-        tokens.hash(&mut hasher);
-        extras.hash(&mut hasher);
-        hasher.finish()
+    /// The tokens of a node.
+    #[inline]
+    pub(crate) fn tokens(&self, node: u32) -> &[TokenId] {
+        tokens_of(&self.tokens, self.block_size, node)
     }
 
-    /// The tokens of a node.
-    pub(crate) fn tokens(&self, node: u32) -> &[TokenId] {
-        let from = ix(node) * self.block_size;
-        self.tokens.get(from..from + self.block_size).unwrap_or(&[])
+    /// The extras of a node.
+    #[inline]
+    pub(crate) fn extras(&self, node: u32) -> &[Extra] {
+        extras_of(&self.nodes, &self.extras, node)
+    }
+
+    fn key(&self, node: u32) -> Key<'_> {
+        Key { tokens: self.tokens(node), extras: self.extras(node) }
+    }
+
+    pub(crate) fn parent(&self, node: u32) -> Parent {
+        self.nodes[ix(node)].parent()
     }
 
     /// The block that lookups get for this node.
+    #[inline]
     pub(crate) fn entry(&self, node: u32) -> Option<BlockId> {
-        let block = self.nodes[ix(node)].block;
+        let block = self.nodes[ix(node)].entry.number();
         (block != NIL).then(|| BlockId::new(block))
     }
 
+    /// The block that lookups get for this node, if its content is computed.
+    #[inline]
+    pub(crate) fn computed_entry(&self, node: u32) -> Option<BlockId> {
+        self.entry(node).filter(|&block| self.is_computed(block))
+    }
+
     /// Whether the plan in progress brings a block for this node.
+    #[inline]
     pub(crate) fn is_promised(&self, node: u32) -> bool {
-        self.nodes[ix(node)].promised > 0
+        self.nodes[ix(node)].entry.flag()
     }
 
+    #[inline]
     pub(crate) fn has_children(&self, node: u32) -> bool {
-        self.nodes[ix(node)].children > 0
+        self.nodes[ix(node)].top != NIL
     }
 
-    /// The open step that computes a block's content, or 0.
-    pub(crate) fn computing(&self, block: BlockId) -> u64 {
-        self.computing[block.index()]
+    /// Whether a block that has a node has its content already.
+    #[inline]
+    pub(crate) fn is_computed(&self, block: BlockId) -> bool {
+        matches!(self.states[block.index()], ALONE | COMPANY)
     }
 
-    /// Called when the step that computes a block of `node` commits.
-    pub(crate) fn set_computed(&mut self, node: u32, block: BlockId) {
-        self.computing[block.index()] = 0;
-        let node = &mut self.nodes[ix(node)];
-        if node.block != block.get() {
-            node.twins.remove(&mut self.twin_links, block.get());
-            node.add_computed(block, &mut self.twin_links, &self.computing);
-        }
+    /// Whether this step computes the block's content.
+    #[inline]
+    pub(crate) fn is_computed_by(&self, block: BlockId, step: u64) -> bool {
+        self.states[block.index()] == mark(step)
     }
 
-    /// The link to a parent's children without extras.
+    /// Whether the block is computed and has no twins: then it keeps its node when it becomes idle.
+    #[inline]
+    pub(crate) fn is_alone(&self, block: BlockId) -> bool {
+        self.states[block.index()] == ALONE
+    }
+
+    /// The link to a parent's children.
+    #[inline]
     fn top(&self, parent: Parent) -> u32 {
         match parent {
             Parent::Scope(scope) => self.scopes.top(scope),
@@ -168,37 +256,65 @@ impl<S: BuildHasher> PrefixIndex<S> {
 
     /// The node of this content.
     #[inline]
-    pub(crate) fn find(&self, parent: Parent, tokens: &[TokenId], extras: &[Extra]) -> Option<u32> {
-        if !extras.is_empty() {
-            return self.find_with_extras(parent, tokens, extras);
+    pub(crate) fn find(&self, parent: Parent, key: &Key<'_>) -> Option<u32> {
+        let id = self.forks.nearest(self.top(parent), key);
+        if id == NIL || !same_tokens(self.tokens(id), key.tokens) {
+            return None;
         }
-        let id = self.forks.nearest(self.top(parent), tokens);
-        (id != NIL && same_tokens(self.tokens(id), tokens)).then_some(id)
+        let plain = key.extras.is_empty() && !self.nodes[ix(id)].twins.flag();
+        (plain || self.extras(id) == key.extras).then_some(id)
     }
 
-    fn find_with_extras(&self, parent: Parent, tokens: &[TokenId], extras: &[Extra]) -> Option<u32> {
-        let same = |&id: &u32| {
-            let node = &self.nodes[ix(id)];
-            node.parent == parent && same_tokens(self.tokens(id), tokens) && node.extras.as_deref() == Some(extras)
-        };
-        self.table.find(self.hash(parent, tokens, extras), same).copied()
+    /// Of the children whose content is computed, the one that agrees longest with what follows, which begins at
+    /// position `start`, and for how many tokens. `None` if none agrees for a token.
+    ///
+    /// # Complexity
+    /// O(depth + children that are not computed, or have extras that differ).
+    pub(crate) fn best_part(&self, parent: Parent, key: &Key<'_>, start: u32) -> Option<(u32, u32)> {
+        let mut best = None;
+        self.forks.nearest_first(self.top(parent), key, |id| {
+            let own = self.key(id);
+            let tokens = len32(own.tokens.iter().zip(key.tokens).take_while(|(a, b)| a == b).count());
+            let longest = best.map_or(0, |(_, len)| len);
+            // The others agree for no more tokens than this one.
+            if tokens <= longest {
+                return true;
+            }
+            if self.computed_entry(id).is_some() {
+                let len = own.agreement(key, start);
+                if len > longest {
+                    best = Some((id, len));
+                }
+            }
+            false
+        });
+        best
     }
 
     /// The node of this content, made where there is none, with the promise of a block for it: to be followed by
     /// [`fill`](Self::fill), or undone by [`unpromise`](Self::unpromise) in reverse order.
-    pub(crate) fn promise(&mut self, parent: Parent, tokens: &[TokenId], extras: &[Extra]) -> u32 {
-        if let Some(id) = self.find(parent, tokens, extras) {
-            self.nodes[ix(id)].promised += 1;
-            return id;
+    pub(crate) fn promise(&mut self, parent: Parent, tokens: &[TokenId], extras: SharedExtras) -> Promise {
+        if let Some(node) = self.find(parent, &Key { tokens, extras: extras.as_slice() }) {
+            let flagged = !self.is_promised(node);
+            self.nodes[ix(node)].entry.set_flag(true);
+            return Promise { node, created: false, flagged };
         }
-        let extras = (!extras.is_empty()).then(|| extras.into());
-        let node =
-            Node { parent, top: NIL, block: NIL, twins: List::new(), children: 0, promised: 1, hidden: 0, extras };
-        let id = match self.vacant.pop() {
-            Some(id) => {
+        let has_extras = extras.all.is_some();
+        let parent_link = match parent {
+            Parent::Scope(scope) => Tagged::new(scope, true),
+            Parent::Node(node) => Tagged::new(node, false),
+        };
+        let mut node = Node { parent: parent_link, top: NIL, entry: Tagged::NONE, twins: Tagged::NONE };
+        node.entry.set_flag(true);
+        node.twins.set_flag(has_extras);
+        let id = match self.nodes.get_mut(ix(self.vacant)) {
+            Some(place) => {
+                let id = core::mem::replace(&mut self.vacant, place.top);
+                *place = node;
                 let from = ix(id) * self.block_size;
-                self.tokens[from..from + self.block_size].copy_from_slice(tokens);
-                self.nodes[ix(id)] = node;
+                if let Some(place) = self.tokens.get_mut(from..from + self.block_size) {
+                    place.copy_from_slice(tokens);
+                }
                 id
             }
             None => {
@@ -207,168 +323,271 @@ impl<S: BuildHasher> PrefixIndex<S> {
                 len32(self.nodes.len() - 1)
             }
         };
-        self.hang(id);
-        id
-    }
-
-    /// Hangs a new node on its parent.
-    fn hang(&mut self, id: u32) {
-        let parent = self.nodes[ix(id)].parent;
-        match parent {
-            Parent::Scope(scope) => self.scopes.share(scope),
-            Parent::Node(parent) => self.nodes[ix(parent)].children += 1,
+        if has_extras {
+            self.extras.insert(id, extras);
         }
-        if let Some(extras) = self.nodes[ix(id)].extras.as_deref() {
-            let hash = self.hash(parent, self.tokens(id), extras);
-            let mut table = core::mem::take(&mut self.table);
-            table.insert_unique(hash, id, |&id| {
-                let node = &self.nodes[ix(id)];
-                self.hash(node.parent, self.tokens(id), node.extras.as_deref().unwrap_or(&[]))
-            });
-            self.table = table;
-            return;
+        if let Parent::Scope(scope) = parent {
+            self.scopes.share(scope);
         }
         self.forks.grow(id);
-        let (size, mut top) = (self.block_size, self.top(parent));
-        let all = &self.tokens;
-        self.forks.add(&mut top, id, |id| all.get(ix(id) * size..(ix(id) + 1) * size).unwrap_or(&[]));
+        let mut top = self.top(parent);
+        let (nodes, all, extras, size) = (&self.nodes, &self.tokens, &self.extras, self.block_size);
+        let key = |id| Key { tokens: tokens_of(all, size, id), extras: extras_of(nodes, extras, id) };
+        self.forks.add(&mut top, id, key);
         self.set_top(parent, top);
+        Promise { node: id, created: true, flagged: true }
     }
 
-    /// Takes a node off its parent, and returns that.
-    fn unhang(&mut self, id: u32) -> Parent {
-        let parent = self.nodes[ix(id)].parent;
-        if let Some(extras) = self.nodes[ix(id)].extras.take() {
-            let hash = self.hash(parent, self.tokens(id), &extras);
-            if let Ok(found) = self.table.find_entry(hash, |&other| other == id) {
-                found.remove();
-            }
-            return parent;
-        }
-        let (from, mut top) = (ix(id) * self.block_size, self.top(parent));
-        let tokens = self.tokens.get(from..from + self.block_size).unwrap_or(&[]);
-        self.forks.remove(&mut top, id, tokens);
+    /// Takes a node without blocks and children off its parent, and returns that.
+    #[inline]
+    fn remove(&mut self, id: u32) -> Parent {
+        let parent = self.nodes[ix(id)].parent();
+        let mut top = self.top(parent);
+        let key = Key {
+            tokens: tokens_of(&self.tokens, self.block_size, id),
+            extras: extras_of(&self.nodes, &self.extras, id),
+        };
+        self.forks.remove(&mut top, id, &key);
         self.set_top(parent, top);
+        if self.nodes[ix(id)].twins.flag() {
+            self.extras.remove(&id);
+        }
+        if let Some(identities) = &mut self.identities {
+            identities.forget(id);
+        }
+        self.nodes[ix(id)] = Node { parent: Tagged::NONE, top: self.vacant, entry: Tagged::NONE, twins: Tagged::NONE };
+        self.vacant = id;
+        if let Parent::Scope(scope) = parent {
+            self.scopes.release(scope);
+        }
         parent
     }
 
-    /// Undoes [`promise`](Self::promise).
-    pub(crate) fn unpromise(&mut self, node: u32) {
-        self.nodes[ix(node)].promised -= 1;
-        self.drop_if_empty(node);
+    /// Undoes [`promise`](Self::promise), newest first.
+    pub(crate) fn unpromise(&mut self, promise: Promise) {
+        if promise.created {
+            self.remove(promise.node);
+        } else if promise.flagged {
+            self.nodes[ix(promise.node)].entry.set_flag(false);
+        }
     }
 
     /// Keeps a promise: `block` has the content of `node` once `step` commits (0: it has it now). It becomes the
     /// entry, or a twin of the entry.
-    pub(crate) fn fill(&mut self, node: u32, block: BlockId, step: u64) {
-        self.computing[block.index()] = step;
-        let node = &mut self.nodes[ix(node)];
-        node.promised -= 1;
-        if node.block == NIL {
-            node.block = block.get();
-        } else if step == 0 {
-            node.add_computed(block, &mut self.twin_links, &self.computing);
-        } else {
-            node.twins.push_back(&mut self.twin_links, block.get());
+    #[inline]
+    pub(crate) fn fill(&mut self, node: u32, block: BlockId, step: u64, links: &mut Links) {
+        self.nodes[ix(node)].entry.set_flag(false);
+        let Some(entry) = self.entry(node) else {
+            self.states[block.index()] = if step == 0 { ALONE } else { mark(step) };
+            self.nodes[ix(node)].entry.set(block.get());
+            if step == 0 {
+                self.announce(node, block);
+            }
+            return;
+        };
+        if step == 0 {
+            return self.add_computed(node, block, links);
         }
+        self.states[block.index()] = mark(step);
+        if self.states[entry.index()] == ALONE {
+            self.states[entry.index()] = COMPANY;
+        }
+        let mut ring = self.nodes[ix(node)].ring();
+        ring.push_back(links, block.get());
+        self.nodes[ix(node)].twins.set(ring.0);
+    }
+
+    /// Adds a computed block beside the entry.
+    fn add_computed(&mut self, id: u32, block: BlockId, links: &mut Links) {
+        let entry = self.nodes[ix(id)].entry.number();
+        let first = !self.is_computed(BlockId::new(entry));
+        self.states[block.index()] = COMPANY;
+        if self.states[ix(entry)] == ALONE {
+            self.states[ix(entry)] = COMPANY;
+        }
+        let node = &mut self.nodes[ix(id)];
+        let mut ring = node.ring();
+        if first {
+            ring.push_front(links, entry);
+            node.entry.set(block.get());
+        } else {
+            ring.push_front(links, block.get());
+        }
+        node.twins.set(ring.0);
+        if first {
+            self.announce(id, block);
+        }
+    }
+
+    /// Called when the step that computes a block of `node` commits.
+    #[inline]
+    pub(crate) fn set_computed(&mut self, id: u32, block: BlockId, links: &mut Links) {
+        let node = &mut self.nodes[ix(id)];
+        if node.entry.number() == block.get() {
+            self.states[block.index()] = if node.twins.number() == NIL { ALONE } else { COMPANY };
+            return self.announce(id, block);
+        }
+        let mut ring = node.ring();
+        ring.remove(links, block.get());
+        node.twins.set(ring.0);
+        self.add_computed(id, block, links);
     }
 
     /// Takes a block out of its node. A twin becomes the entry in its place.
-    pub(crate) fn vacate(&mut self, node: u32, block: BlockId) {
-        self.unlink(node, block);
-        self.computing[block.index()] = 0;
+    #[inline]
+    pub(crate) fn vacate(&mut self, node: u32, block: BlockId, links: &mut Links) {
+        self.unlink(node, block, links);
         self.drop_if_empty(node);
     }
 
-    /// Takes a block out of its node; `true` where a twin took its place.
-    fn unlink(&mut self, id: u32, block: BlockId) -> bool {
+    fn unlink(&mut self, id: u32, block: BlockId, links: &mut Links) {
+        let was_computed = self.computed_entry(id).is_some();
+        self.states[block.index()] = ALONE;
         let node = &mut self.nodes[ix(id)];
-        if node.block != block.get() {
-            node.twins.remove(&mut self.twin_links, block.get());
-            return false;
+        let mut ring = node.ring();
+        if node.entry.number() != block.get() {
+            ring.remove(links, block.get());
+        } else {
+            node.entry.set(ring.0);
+            if ring != Ring::EMPTY {
+                ring.remove(links, ring.0);
+            }
         }
-        node.block = node.twins.head();
-        if node.block == NIL {
-            return false;
+        node.twins.set(ring.0);
+        let entry = node.entry.number();
+        if ring == Ring::EMPTY && entry != NIL && self.states[ix(entry)] == COMPANY {
+            self.states[ix(entry)] = ALONE;
         }
-        node.twins.remove(&mut self.twin_links, node.block);
-        true
+        if was_computed && self.computed_entry(id).is_none() {
+            self.withdraw(id);
+        }
     }
 
-    /// Takes a block that is about to be written out of its node; to be followed by
-    /// [`finish_hide`](Self::finish_hide), or undone by [`unhide`](Self::unhide), newest first.
-    pub(crate) fn hide(&mut self, id: u32, block: BlockId) -> Hidden {
-        let node = &mut self.nodes[ix(id)];
-        node.hidden += 1;
-        let next_twin = (node.block != block.get()).then(|| List::after(&self.twin_links, block.get()));
-        let promoted = self.unlink(id, block);
-        Hidden { node: id, block, promoted, next_twin }
-    }
-
-    /// Undoes [`hide`](Self::hide).
-    pub(crate) fn unhide(&mut self, hidden: Hidden) {
-        let node = &mut self.nodes[ix(hidden.node)];
-        node.hidden -= 1;
-        if let Some(next) = hidden.next_twin {
-            return node.twins.insert_before(&mut self.twin_links, hidden.block.get(), next);
-        }
-        if hidden.promoted {
-            node.twins.push_front(&mut self.twin_links, node.block);
-        }
-        node.block = hidden.block.get();
-    }
-
-    /// Completes [`hide`](Self::hide): the block has no content any more.
-    pub(crate) fn finish_hide(&mut self, hidden: Hidden) {
-        self.nodes[ix(hidden.node)].hidden -= 1;
-        self.computing[hidden.block.index()] = 0;
-        self.drop_if_empty(hidden.node);
-    }
-
-    /// For a block that becomes idle: whether it may keep its identity, so that one idle block at most stands for a
-    /// node, and with the time of its last use.
-    pub(crate) fn on_idle(&mut self, node: u32, block: BlockId, is_idle: impl FnOnce(BlockId) -> bool) -> OnIdle {
-        if self.computing(block) != 0 {
+    /// For a block that becomes idle and is not [alone](Self::is_alone): whether it may keep its node, so that one idle
+    /// block at most stands for a node, and with the time of its last use.
+    pub(crate) fn on_idle(
+        &mut self,
+        node: u32,
+        block: BlockId,
+        links: &mut Links,
+        is_idle: impl FnOnce(BlockId) -> bool,
+    ) -> OnIdle {
+        if !self.is_computed(block) {
             // Nobody has computed this content, and nobody is left who relies on it.
-            self.vacate(node, block);
+            self.vacate(node, block, links);
             return OnIdle::Forget;
         }
-        let entry = BlockId::new(self.nodes[ix(node)].block);
-        if entry == block {
-            let twin = self.nodes[ix(node)].twins.head();
-            if twin == NIL || self.computing[ix(twin)] != 0 {
+        let (entry, twin) = (self.nodes[ix(node)].entry.number(), self.nodes[ix(node)].twins.number());
+        if entry == block.get() {
+            if twin == NIL || !self.is_computed(BlockId::new(twin)) {
                 return OnIdle::Keep;
             }
-            self.vacate(node, block);
+            self.vacate(node, block, links);
             return OnIdle::Forget;
         }
-        if is_idle(entry) {
-            self.nodes[ix(node)].twins.remove(&mut self.twin_links, block.get());
-            self.nodes[ix(node)].block = block.get();
-            return OnIdle::Replace(entry);
+        let entry = BlockId::new(entry);
+        if !is_idle(entry) {
+            self.vacate(node, block, links);
+            return OnIdle::Forget;
         }
-        self.vacate(node, block);
-        OnIdle::Forget
+        let mut ring = self.nodes[ix(node)].ring();
+        ring.remove(links, block.get());
+        self.nodes[ix(node)].twins.set(ring.0);
+        self.nodes[ix(node)].entry.set(block.get());
+        self.states[entry.index()] = ALONE;
+        if ring == Ring::EMPTY {
+            self.states[block.index()] = ALONE;
+        }
+        OnIdle::Replace(entry)
     }
 
     /// Drops a node that has nothing left, and then its parent if that was all it had.
+    #[inline]
     fn drop_if_empty(&mut self, mut id: u32) {
         loop {
-            let node = &mut self.nodes[ix(id)];
-            if node.block != NIL || node.children > 0 || node.promised > 0 || node.hidden > 0 {
+            let node = &self.nodes[ix(id)];
+            if node.entry.number() != NIL || node.entry.flag() || node.top != NIL {
                 return;
             }
-            debug_assert_eq!(node.twins.len(), 0, "a twin would be the entry");
-            let parent = self.unhang(id);
-            self.vacant.push(id);
-            match parent {
-                Parent::Scope(scope) => return self.scopes.release(scope, &self.hasher),
-                Parent::Node(parent) => {
-                    self.nodes[ix(parent)].children -= 1;
-                    id = parent;
-                }
+            debug_assert_eq!(node.ring(), Ring::EMPTY, "a twin would be the entry");
+            match self.remove(id) {
+                Parent::Scope(_) => return,
+                Parent::Node(parent) => id = parent,
             }
         }
+    }
+
+    /// The last of a node's descendants, along first children, whose block may be evicted.
+    ///
+    /// # Complexity
+    /// O(depth below × siblings that may not).
+    pub(crate) fn last_below(&self, node: u32, may: impl Fn(BlockId) -> bool) -> Option<BlockId> {
+        let (mut at, mut last) = (node, None);
+        loop {
+            let mut below = None;
+            self.forks.each(self.nodes[ix(at)].top, |child| {
+                match self.entry(child) {
+                    Some(block) if may(block) => below = Some((child, Some(block))),
+                    Some(_) => {}
+                    None if self.has_children(child) => below = Some((child, last)),
+                    None => {}
+                }
+                below.is_some()
+            });
+            let Some((child, block)) = below else { return last };
+            (at, last) = (child, block);
+        }
+    }
+
+    /// Removes a node with all that hangs below it, children first; `blocks` gets every block that had a name.
+    ///
+    /// # Complexity
+    /// O(nodes removed × depth of the forks).
+    pub(crate) fn clear(&mut self, node: u32, links: &mut Links, blocks: &mut Vec<BlockId>) {
+        let mut at = node;
+        loop {
+            let mut child = self.forks.first(self.nodes[ix(at)].top);
+            while child != NIL {
+                at = child;
+                child = self.forks.first(self.nodes[ix(at)].top);
+            }
+            while let Some(block) = self.entry(at) {
+                self.unlink(at, block, links);
+                blocks.push(block);
+            }
+            match self.remove(at) {
+                Parent::Node(parent) if at != node => at = parent,
+                Parent::Node(parent) => return self.drop_if_empty(parent),
+                Parent::Scope(_) => return,
+            }
+        }
+    }
+
+    /// The first node under a scope.
+    pub(crate) fn first_under(&self, scope: u32) -> Option<u32> {
+        let first = self.forks.first(self.scopes.top(scope));
+        (first != NIL).then_some(first)
+    }
+
+    /// All nodes, parents first, in the order of scopes and contents.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(u32)) {
+        let mut open = Vec::new();
+        for scope in (0..len32(self.scopes.len())).rev() {
+            self.push_children(self.scopes.top(scope), &mut open);
+        }
+        while let Some(node) = open.pop() {
+            visit(node);
+            self.push_children(self.nodes[ix(node)].top, &mut open);
+        }
+    }
+
+    fn push_children(&self, top: u32, open: &mut Vec<u32>) {
+        let from = open.len();
+        self.forks.each(top, |child| {
+            open.push(child);
+            false
+        });
+        open[from..].reverse();
     }
 
     /// Checks nodes against blocks: `node_of` gives the node that a block's identity names. Returns per scope how many
@@ -376,90 +595,98 @@ impl<S: BuildHasher> PrefixIndex<S> {
     pub(crate) fn check(
         &self,
         num_blocks: u32,
+        links: &Links,
         node_of: impl Fn(BlockId) -> Option<u32>,
     ) -> Result<Vec<u32>, &'static str> {
         let mut live = alloc::vec![true; self.nodes.len()];
-        for &id in &self.vacant {
-            if !core::mem::replace(&mut live[ix(id)], false) {
+        let mut vacant = self.vacant;
+        while let Some(node) = self.nodes.get(ix(vacant)) {
+            if !core::mem::replace(&mut live[ix(vacant)], false) {
                 return Err("a node is vacant twice");
             }
+            vacant = node.top;
         }
-        let mut children = alloc::vec![0_u32; self.nodes.len()];
         let mut scopes = alloc::vec![0_u32; self.scopes.len()];
         let mut owner = alloc::vec![NIL; ix(num_blocks)];
-        let mut count = 0;
+        let (mut count, mut hanging, mut with_extras) = (0, 0, 0);
         for (node, id) in self.nodes.iter().zip(0_u32..).filter(|(_, id)| live[ix(*id)]) {
             count += 1;
-            if node.promised > 0 || node.hidden > 0 {
+            with_extras += usize::from(node.twins.flag());
+            if node.entry.flag() {
                 return Err("a node waits for a plan that is over");
             }
-            match node.parent {
+            match node.parent() {
                 Parent::Scope(scope) => scopes[ix(scope)] += 1,
                 Parent::Node(parent) if !live[ix(parent)] => return Err("a node hangs on a vacant one"),
-                Parent::Node(parent) => children[ix(parent)] += 1,
+                Parent::Node(_) => {}
             }
-            let blocks = node.twins.iter(&self.twin_links).chain((node.block != NIL).then_some(node.block));
-            for block in blocks {
+            let entry = node.entry.number();
+            if entry == NIL && (node.top == NIL || node.ring() != Ring::EMPTY) {
+                return Err("an empty node was kept, or has twins without an entry");
+            }
+            let (mut company, mut computed) = (false, true);
+            for block in (entry != NIL).then_some(entry).into_iter().chain(node.ring().iter(links)) {
                 if core::mem::replace(&mut owner[ix(block)], id) != NIL {
                     return Err("a block belongs to two nodes");
                 }
+                if self.is_computed(BlockId::new(block))
+                    && !core::mem::replace(&mut computed, self.is_computed(BlockId::new(block)))
+                {
+                    return Err("a computed block stands behind one that is not");
+                }
+                computed &= self.is_computed(BlockId::new(block));
+                company |= block != entry;
             }
-            let extras = node.extras.as_deref().unwrap_or(&[]);
-            if self.find(node.parent, self.tokens(id), extras) != Some(id) {
+            for block in (entry != NIL).then_some(entry).into_iter().chain(node.ring().iter(links)) {
+                if self.states[ix(block)] == if company { ALONE } else { COMPANY } {
+                    return Err("a block does not know whether it is alone");
+                }
+            }
+            if self.find(node.parent(), &self.key(id)) != Some(id) {
                 return Err("a node is not found by its content");
             }
+            hanging += ix(self.forks.check(node.top, |id| self.key(id))?);
         }
-        let mut hanging = self.table.len();
-        let tops = self.nodes.iter().zip(&live).filter(|(_, live)| **live).map(|(node, _)| node.top);
-        for top in tops.chain(self.scopes.tops()) {
-            hanging += ix(self.forks.check(top, |id| self.tokens(id))?);
+        for top in self.scopes.tops() {
+            hanging += ix(self.forks.check(top, |id| self.key(id))?);
         }
-        if count != hanging {
-            return Err("the trees and the table do not hold the living nodes");
-        }
-        for (node, id) in self.nodes.iter().zip(0_u32..).filter(|(_, id)| live[ix(*id)]) {
-            if node.children != children[ix(id)] {
-                return Err("a node miscounts its children");
-            }
-            if node.children == 0 && node.block == NIL {
-                return Err("an empty node was kept");
-            }
+        if count != hanging || with_extras != self.extras.len() {
+            return Err("the trees do not hold the living nodes, or the table not their extras");
         }
         for block in (0..num_blocks).map(BlockId::new) {
             if node_of(block).unwrap_or(NIL) != owner[block.index()] {
                 return Err("a block's identity is not the node that it belongs to");
             }
-            if owner[block.index()] == NIL && self.computing(block) != 0 {
-                return Err("a block without identity is being computed");
+            if owner[block.index()] == NIL && self.states[block.index()] != ALONE {
+                return Err("a block without identity is being computed, or has twins");
             }
         }
         Ok(scopes)
     }
 
-    /// What a node stands for: its parent, its tokens and its extras.
+    /// Everything that a caller could tell apart, as numbers.
     #[cfg(test)]
-    pub(crate) fn content(&self, node: u32) -> (Parent, &[TokenId], &[Extra]) {
-        let found = &self.nodes[ix(node)];
-        (found.parent, self.tokens(node), found.extras.as_deref().unwrap_or(&[]))
-    }
-
-    /// Everything that a caller could tell apart, as numbers; not the hashes, on which nothing depends.
-    #[cfg(test)]
-    pub(crate) fn snapshot(&self, out: &mut Vec<u64>) {
-        let mut vacant = alloc::vec![false; self.nodes.len()];
-        self.vacant.iter().for_each(|&id| vacant[ix(id)] = true);
-        for (node, id) in self.nodes.iter().zip(0_u32..).filter(|(_, id)| !vacant[ix(*id)]) {
-            let (kind, parent) = match node.parent {
-                Parent::Scope(scope) => (0, scope),
-                Parent::Node(node) => (1, node),
-            };
-            out.extend([u64::from(id), u64::from(node.block), u64::from(node.children), kind, u64::from(parent)]);
+    pub(crate) fn snapshot(&self, links: &Links, out: &mut Vec<u64>) {
+        self.for_each(|id| {
+            let node = &self.nodes[ix(id)];
+            out.extend([id, node.parent.0, node.entry.0, node.twins.0].map(u64::from));
             out.extend(self.tokens(id).iter().map(|&token| u64::from(token)));
-            out.extend(node.twins.iter(&self.twin_links).map(u64::from));
-        }
+            out.extend(node.ring().iter(links).map(u64::from));
+        });
         out.push(u64::MAX);
-        out.extend(&self.computing);
+        out.extend(self.states.iter().map(|&state| u64::from(state)));
     }
+}
+
+fn tokens_of(all: &[TokenId], size: usize, node: u32) -> &[TokenId] {
+    all.get(ix(node) * size..(ix(node) + 1) * size).unwrap_or(&[])
+}
+
+fn extras_of<'a>(nodes: &[Node], extras: &'a HashMap<u32, SharedExtras, FixedState>, node: u32) -> &'a [Extra] {
+    if !nodes[ix(node)].twins.flag() {
+        return &[];
+    }
+    extras.get(&node).map_or(&[], SharedExtras::as_slice)
 }
 
 /// What becomes of a block that loses its last reference.
@@ -474,6 +701,7 @@ pub(crate) enum OnIdle {
 }
 
 /// The comparison that every hit rests on.
+#[inline]
 fn same_tokens(held: &[TokenId], wanted: &[TokenId]) -> bool {
     #[cfg(test)]
     if crate::planted::is(crate::planted::Bug::IdentityIgnoresLastToken) {

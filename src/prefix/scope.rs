@@ -3,9 +3,11 @@
 //! Floor 1.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::hash::BuildHasher;
 
+use foldhash::fast::FixedState;
 use hashbrown::HashTable;
 
 use crate::id::{ix, len32};
@@ -44,8 +46,10 @@ impl Scope {
 }
 
 /// The scopes in use, each with a number and a count of its users.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Scopes {
+    /// Picks candidates and decides nothing: scopes are compared.
+    hasher: FixedState,
     entries: Vec<Entry>,
     vacant: Vec<u32>,
     table: HashTable<u32>,
@@ -53,25 +57,39 @@ pub(crate) struct Scopes {
 
 #[derive(Clone, Debug)]
 struct Entry {
-    scope: Scope,
+    scope: Arc<Scope>,
     uses: u32,
     /// The index's link to the first blocks under this scope.
     top: u32,
 }
 
 impl Scopes {
-    pub(crate) fn find(&self, scope: &Scope, hasher: &impl BuildHasher) -> Option<u32> {
-        let same = |&id: &u32| self.entries[ix(id)].scope == *scope;
-        self.table.find(hasher.hash_one(scope), same).copied()
+    pub(crate) fn new(hash_seed: u64) -> Self {
+        let hasher = FixedState::with_seed(hash_seed);
+        Self { hasher, entries: Vec::new(), vacant: Vec::new(), table: HashTable::new() }
+    }
+
+    #[inline]
+    fn hash(&self, scope: &Scope) -> u64 {
+        #[cfg(test)]
+        if crate::planted::all_scopes_collide() {
+            return 0;
+        }
+        self.hasher.hash_one(scope)
+    }
+
+    pub(crate) fn find(&self, scope: &Scope) -> Option<u32> {
+        let same = |&id: &u32| *self.entries[ix(id)].scope == *scope;
+        self.table.find(self.hash(scope), same).copied()
     }
 
     /// The number of a scope, with one more user.
-    pub(crate) fn acquire(&mut self, scope: &Scope, hasher: &impl BuildHasher) -> u32 {
-        if let Some(id) = self.find(scope, hasher) {
+    pub(crate) fn acquire(&mut self, scope: &Scope) -> u32 {
+        if let Some(id) = self.find(scope) {
             self.entries[ix(id)].uses += 1;
             return id;
         }
-        let entry = Entry { scope: scope.clone(), uses: 1, top: NIL };
+        let entry = Entry { scope: Arc::new(scope.clone()), uses: 1, top: NIL };
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.entries[ix(id)] = entry;
@@ -82,8 +100,10 @@ impl Scopes {
                 len32(self.entries.len() - 1)
             }
         };
-        let entries = &self.entries;
-        self.table.insert_unique(hasher.hash_one(scope), id, |&id| hasher.hash_one(&entries[ix(id)].scope));
+        let hash = self.hash(scope);
+        let mut table = core::mem::take(&mut self.table);
+        table.insert_unique(hash, id, |&id| self.hash(&self.entries[ix(id)].scope));
+        self.table = table;
         id
     }
 
@@ -93,14 +113,15 @@ impl Scopes {
     }
 
     /// One user less; the last one takes the scope along.
-    pub(crate) fn release(&mut self, id: u32, hasher: &impl BuildHasher) {
+    pub(crate) fn release(&mut self, id: u32) {
         let entry = &mut self.entries[ix(id)];
         entry.uses -= 1;
         if entry.uses > 0 {
             return;
         }
         let scope = core::mem::take(&mut entry.scope);
-        if let Ok(found) = self.table.find_entry(hasher.hash_one(&scope), |&other| other == id) {
+        let hash = self.hash(&scope);
+        if let Ok(found) = self.table.find_entry(hash, |&other| other == id) {
             found.remove();
         }
         self.vacant.push(id);
@@ -124,8 +145,7 @@ impl Scopes {
         self.entries.get(ix(id)).map_or(0, |entry| entry.uses)
     }
 
-    #[cfg(test)]
-    pub(crate) fn get(&self, id: u32) -> &Scope {
+    pub(crate) fn get(&self, id: u32) -> &Arc<Scope> {
         &self.entries[ix(id)].scope
     }
 

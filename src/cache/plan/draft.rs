@@ -1,16 +1,16 @@
 //! The first half of a plan: looks at every row, counts, and marks what later rows must see. Evicts nothing, and can be
 //! undone.
 
+use crate::evict::Evict;
 use alloc::vec::Vec;
-use core::hash::BuildHasher;
 
 use super::{Row, RowTokens, parent_of};
-use crate::block::{BlockAllocator, BlockRef};
+use crate::block::{BlockAllocator, BlockRef, Displaced};
 use crate::cache::KvCache;
 use crate::cache::blocks::{Blocks, Walk};
 use crate::error::PlanError;
-use crate::id::{BlockId, SeqId, TokenId, ix, len32};
-use crate::prefix::index::{Hidden, Parent};
+use crate::id::{BlockId, SeqId, ix, len32};
+use crate::prefix::index::{Parent, Promise};
 use crate::sequence::{Claim, Sequence};
 
 /// The first half of a plan. Buffers are kept from plan to plan.
@@ -23,9 +23,8 @@ pub(in crate::cache) struct Draft {
     pub(super) hits: Vec<(u32, Option<BlockId>)>,
     /// Scratch for a walk.
     nodes: Vec<u32>,
-    pub(super) hidden: Vec<Hidden>,
     /// Nodes that rows bring blocks for, row after row.
-    pub(super) promises: Vec<u32>,
+    pub(super) promises: Vec<Promise>,
     /// Blocks to be taken from the pool.
     pub(super) needed: u64,
     /// Claims of the rows' sequences, as they are and as they will be.
@@ -45,27 +44,42 @@ pub(super) struct DraftRow {
     pub(super) count: u32,
     pub(super) hits: u32,
     pub(super) promises: u32,
-    hidden: bool,
-    /// The tail to be replaced by a copy, as an index of the table, and what undoes its mark.
-    pub(super) cow: Option<(u32, u32)>,
+    /// The tail to be replaced by a copy, or by the first hit, as an index of the table, and what undoes its mark.
+    pub(super) cow: Option<(u32, Displaced)>,
     pub(super) table_target: u32,
     pub(super) claim: Claim,
 }
 
+impl DraftRow {
+    /// Whether the row copies its tail.
+    pub(super) fn copies(&self) -> bool {
+        self.cow.is_some() && self.hits == 0
+    }
+
+    /// Blocks that hits add to the table: the first may take the place of a tail.
+    pub(super) fn new_hits(&self) -> u32 {
+        self.hits - u32::from(self.cow.is_some() && self.hits > 0)
+    }
+
+    /// Leading tokens of the row that hits bring.
+    pub(super) fn skip(&self, block_size: u32) -> u32 {
+        if self.hits == 0 { 0 } else { self.hits * block_size - self.start % block_size }
+    }
+}
+
 impl Draft {
     pub(super) fn clear(&mut self) {
-        let Self { rows, hits, nodes, hidden, promises, .. } = self;
+        let Self { rows, hits, nodes, promises, .. } = self;
         rows.clear();
         hits.clear();
         nodes.clear();
-        hidden.clear();
         promises.clear();
         (self.needed, self.claims_before, self.claims_after) = (0, 0, 0);
         (self.query_tokens, self.table_blocks) = (0, 0);
     }
 }
 
-impl<S: BuildHasher> KvCache<S> {
+impl<E: Evict> KvCache<E> {
     pub(super) fn draft_rows(&mut self, rows: &[Row<'_>], draft: &mut Draft) -> Result<(), PlanError> {
         self.plans += 1;
         for (index, row) in rows.iter().enumerate() {
@@ -122,7 +136,6 @@ impl<S: BuildHasher> KvCache<S> {
             count,
             hits: 0,
             promises: 0,
-            hidden: false,
             cow: None,
             table_target,
             claim: seq.claim,
@@ -132,19 +145,19 @@ impl<S: BuildHasher> KvCache<S> {
             RowTokens::Ids(ids) => {
                 // One token at least is left to compute, and it is no draft.
                 let limit = end - row.drafts - 1;
-                idle_hits = draft_hits(&mut self.blocks, seq, ids, limit, draft, &mut drafted);
                 seq.tail.extend_from_slice(ids);
+                idle_hits = draft_hits(&mut self.blocks, seq, len32(ids.len()), limit, draft, &mut drafted);
             }
             RowTokens::Count(_) => seq.tail.resize(seq.tail.len() + ix(count), 0),
         }
         if drafted.hits == 0 && start % block_size != 0 {
-            draft_tail(&mut self.blocks, seq, start / block_size, draft, &mut drafted);
+            draft_tail(&mut self.blocks, seq, start / block_size, &mut drafted);
         }
         if matches!(row.tokens, RowTokens::Ids(_)) {
             draft_promises(&mut self.blocks, seq, end - row.drafts, draft, &mut drafted);
         }
-        let grown = (table_target - seq.table.len()).saturating_sub(drafted.hits) + idle_hits;
-        draft.needed += u64::from(grown) + u64::from(drafted.cow.is_some());
+        let grown = (table_target - seq.table.len()).saturating_sub(drafted.new_hits()) + idle_hits;
+        draft.needed += u64::from(grown) + u64::from(drafted.copies());
         draft.claims_before += u64::from(seq.claim.blocks);
         let lacking = seq.claim.target.saturating_sub(table_target);
         drafted.claim.blocks = seq.claim.blocks.saturating_sub(grown).min(lacking);
@@ -153,16 +166,23 @@ impl<S: BuildHasher> KvCache<S> {
         Ok(())
     }
 
+    /// Rows that are about to copy a block which nobody else holds, and which they could write themselves if its content
+    /// were given up: the sequences' indices in their tables. Only while the draft stands.
+    pub(super) fn spendable<'a>(&'a self, draft: &'a Draft) -> impl Iterator<Item = BlockId> + 'a {
+        let source = |row: &DraftRow| {
+            let (index, _) = row.cow.filter(|_| row.copies())?;
+            let block = self.seqs.get(row.seq)?.table.get(index)?.id();
+            self.blocks.pool.is_spendable(block).then_some(block)
+        };
+        draft.rows.iter().filter_map(source)
+    }
+
     /// Undoes the first half, newest first, so that every list is as it was.
     pub(super) fn undo(&mut self, draft: &Draft) {
         let mut hits = draft.hits.iter().rev();
-        let mut hidden = draft.hidden.iter().rev();
         let mut promises = draft.promises.iter().rev();
         for row in draft.rows.iter().rev() {
-            promises.by_ref().take(ix(row.promises)).for_each(|&node| self.blocks.index.unpromise(node));
-            if let Some(&hidden) = row.hidden.then(|| hidden.next()).flatten() {
-                self.blocks.index.unhide(hidden);
-            }
+            promises.by_ref().take(ix(row.promises)).for_each(|&it| self.blocks.index.unpromise(it));
             let Some(seq) = self.seqs.get_mut(row.seq) else { continue };
             if let Some((tail, before)) = row.cow.and_then(|(index, before)| Some((seq.table.get(index)?, before))) {
                 self.blocks.pool.undo_displace(tail.id(), before);
@@ -180,7 +200,7 @@ impl<S: BuildHasher> KvCache<S> {
 /// Drafts the row that most rows are, if it is one: see [`DraftRow::plain`]. It takes no block, names none, and leaves
 /// claims as they are; all that the general way would find out.
 #[inline]
-fn draft_plain<S: BuildHasher>(blocks: &Blocks<S>, seq: &mut Sequence, row: &Row<'_>, draft: &mut Draft) -> bool {
+fn draft_plain<E: Evict>(blocks: &Blocks<E>, seq: &mut Sequence, row: &Row<'_>, draft: &mut Draft) -> bool {
     let RowTokens::Ids(&[token]) = row.tokens else { return false };
     let start = seq.planned;
     let (index, offset) = (start / blocks.block_size, start % blocks.block_size);
@@ -189,7 +209,7 @@ fn draft_plain<S: BuildHasher>(blocks: &Blocks<S>, seq: &mut Sequence, row: &Row
         return false;
     }
     let Some(tail) = seq.table.get(index).map(BlockRef::id) else { return false };
-    if !blocks.pool.may_write(tail, offset) || blocks.pool.identity(tail).is_some() {
+    if !blocks.pool.may_write(tail, offset) {
         return false;
     }
     draft.query_tokens += 1;
@@ -199,50 +219,51 @@ fn draft_plain<S: BuildHasher>(blocks: &Blocks<S>, seq: &mut Sequence, row: &Row
     }
     seq.tail.push(token);
     let (table_target, claim) = (index + 1, seq.claim);
-    let (hits, promises, hidden, cow) = (0, 0, false, None);
-    draft.rows.push(DraftRow {
-        seq: row.seq,
-        plain: true,
-        start,
-        count: 1,
-        hits,
-        promises,
-        hidden,
-        cow,
-        table_target,
-        claim,
-    });
+    let (hits, promises, cow) = (0, 0, None);
+    draft.rows.push(DraftRow { seq: row.seq, plain: true, start, count: 1, hits, promises, cow, table_target, claim });
     true
 }
 
-/// Finds what of a row is in the cache already, and holds it. Returns how many idle blocks that takes.
-fn draft_hits<S: BuildHasher>(
-    blocks: &mut Blocks<S>,
+/// Finds what of a row, whose tokens are in the tail by now, is in the cache already, and holds it. Returns how many idle
+/// blocks that takes.
+fn draft_hits<E: Evict>(
+    blocks: &mut Blocks<E>,
     seq: &Sequence,
-    ids: &[TokenId],
+    count: u32,
     limit: u32,
     draft: &mut Draft,
     drafted: &mut DraftRow,
 ) -> u32 {
     let block_size = blocks.block_size;
-    let first = drafted.start / block_size;
+    let (first, offset) = (drafted.start / block_size, drafted.start % block_size);
     // Only whole blocks at the open end of the table can be adopted.
-    if len32(ids.len()) <= block_size
-        || drafted.start % block_size != 0
-        || seq.table.len() != first
-        || seq.unknown_rows > 0
-        || seq.anonymous_from != u32::MAX
-    {
+    if offset + count <= block_size || seq.unknown_rows > 0 || seq.anonymous_from != u32::MAX {
+        return 0;
+    }
+    // A part of a block that others can find gives way to a whole one, which came since the part was found.
+    let part = (offset != 0).then(|| seq.table.get(first).map(BlockRef::id)).flatten();
+    let at_end = seq.table.len() == first + u32::from(part.is_some());
+    if !at_end || (offset != 0 && part.is_none_or(|block| blocks.node_of(block).is_none())) {
         return 0;
     }
     let Some(parent) = parent_of(blocks, seq, first) else { return 0 };
-    let walk = Walk { parent, tokens: ids, start: drafted.start, limit, query: seq.query() };
+    let start = drafted.start - offset;
+    let tokens = seq.tail.get(ix(start - seq.tail_start(block_size))..).unwrap_or(&[]);
+    let walk = Walk { parent, tokens, start, limit, query: seq.query() };
     let index = &blocks.index;
     draft.nodes.clear();
     let visible = |node| index.entry(node).is_some() || index.is_promised(node);
     let hits = blocks.walk(&walk, &mut draft.nodes, visible);
     draft.nodes.truncate(hits);
     drafted.hits = len32(hits);
+    if let Some((part, &node)) = part.zip(draft.nodes.first()) {
+        // The part is held until the commit: an idle block in its place would be one more than without.
+        if blocks.index.entry(node).is_some_and(|block| blocks.pool.is_idle(block)) {
+            drafted.hits = 0;
+            return 0;
+        }
+        drafted.cow = Some((first, blocks.pool.displace(part, offset)));
+    }
     let mut idle = 0;
     for &node in &draft.nodes {
         let block = blocks.index.entry(node);
@@ -255,29 +276,19 @@ fn draft_hits<S: BuildHasher>(
     idle
 }
 
-/// Decides how a partly filled tail is written: in place by its last holder, else in a copy.
-fn draft_tail<S: BuildHasher>(
-    blocks: &mut Blocks<S>,
-    seq: &Sequence,
-    index: u32,
-    draft: &mut Draft,
-    drafted: &mut DraftRow,
-) {
+/// Decides how a partly filled tail is written: in place by its last holder, if nobody can find it, else in a copy.
+fn draft_tail<E: Evict>(blocks: &mut Blocks<E>, seq: &Sequence, index: u32, drafted: &mut DraftRow) {
     let Some(tail) = seq.table.get(index).map(BlockRef::id) else { return };
     let offset = drafted.start % blocks.block_size;
     if !blocks.pool.may_write(tail, offset) {
         // From now on a later row that shares this tail may be its last holder.
         drafted.cow = Some((index, blocks.pool.displace(tail, offset)));
-    } else if let Some(node) = blocks.node_of(tail) {
-        // It was full once, and what was found under its name is about to be overwritten.
-        draft.hidden.push(blocks.index.hide(node, tail));
-        drafted.hidden = true;
     }
 }
 
 /// Names the blocks that the row fills, for the rows behind it.
-fn draft_promises<S: BuildHasher>(
-    blocks: &mut Blocks<S>,
+fn draft_promises<E: Evict>(
+    blocks: &mut Blocks<E>,
     seq: &Sequence,
     known_end: u32,
     draft: &mut Draft,
@@ -294,10 +305,10 @@ fn draft_promises<S: BuildHasher>(
         return;
     };
     for index in first..end {
-        let extras = seq.query().overlapping(index * block_size..(index + 1) * block_size);
-        let node = blocks.index.promise(parent, seq.block_tokens(index, block_size), extras);
-        draft.promises.push(node);
+        let extras = seq.extras_of(index, block_size);
+        let promise = blocks.index.promise(parent, seq.block_tokens(index, block_size), extras);
+        draft.promises.push(promise);
         drafted.promises += 1;
-        parent = Parent::Node(node);
+        parent = Parent::Node(promise.node);
     }
 }

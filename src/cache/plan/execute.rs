@@ -1,6 +1,6 @@
 //! The second half of a plan: takes what the first half counted. Cannot fail.
 
-use core::hash::BuildHasher;
+use crate::evict::Evict;
 
 use super::draft::{Draft, DraftRow};
 use super::{Row, RowTokens};
@@ -11,7 +11,7 @@ use crate::cache::commit::{OpenRow, OpenStep};
 use crate::id::{BlockId, StepId, ix};
 use crate::step::{BlockCopy, Step};
 
-impl<S: BuildHasher> KvCache<S> {
+impl<E: Evict> KvCache<E> {
     /// The second half.
     pub(super) fn execute(&mut self, rows: &[Row<'_>], draft: &Draft, step: &mut Step) -> StepId {
         let id = StepId::new(self.next_step);
@@ -21,14 +21,10 @@ impl<S: BuildHasher> KvCache<S> {
         for block in draft.hits.iter().filter_map(|hit| hit.1) {
             self.blocks.pool.detach(block);
         }
-        for &hidden in &draft.hidden {
-            self.blocks.index.finish_hide(hidden);
-            self.blocks.pool.identify(hidden.block, None);
-        }
         let mut open = self.spare.pop().unwrap_or_default();
         open.start(id);
         let mut hits = draft.hits.iter().copied();
-        let mut promises = draft.promises.iter().copied();
+        let mut promises = draft.promises.iter().map(|promise| promise.node);
         for (row, drafted) in rows.iter().zip(&draft.rows) {
             if drafted.plain {
                 self.execute_plain(drafted, &mut open, step);
@@ -89,12 +85,27 @@ impl<S: BuildHasher> KvCache<S> {
             lookahead: seq.lookahead,
             unchanged: 0,
         };
+        let mut part = drafted.cow.filter(|_| drafted.hits > 0);
         for (node, block) in hits {
             let Some(block) = block.or_else(|| promised(blocks, node)) else { continue };
-            seq.table.push(blocks.pool.take_held(block));
+            let held = blocks.pool.take_held(block);
+            let at = match part.take() {
+                Some((index, _)) => {
+                    seq.displaced = seq.table.replace(index, held).ok().map(|part| (index, part));
+                    index
+                }
+                None => {
+                    seq.table.push(held);
+                    seq.table.len() - 1
+                }
+            };
+            blocks.pool.policy_mut().reused(block);
+            if let Some(retention) = seq.retention_of(at, block_size) {
+                blocks.pool.policy_mut().retain(block, retention);
+            }
         }
         let group = &mut step.groups[0];
-        if let Some((index, _)) = drafted.cow {
+        if let Some((index, _)) = drafted.cow.filter(|_| drafted.copies()) {
             if let Some(dst) = allocate(blocks) {
                 let dst_id = dst.id();
                 if let Ok(src) = seq.table.replace(index, dst) {
@@ -115,7 +126,7 @@ impl<S: BuildHasher> KvCache<S> {
             let Some(block) = allocate(blocks) else { break };
             seq.table.push(block);
         }
-        let skip = drafted.hits * block_size;
+        let skip = drafted.skip(block_size);
         let first = (drafted.start + skip) / block_size;
         for (node, index) in promises.zip(first..) {
             let Some(block) = seq.table.get(index).map(BlockRef::id) else { continue };
@@ -129,7 +140,7 @@ impl<S: BuildHasher> KvCache<S> {
         seq.last_step = open.id().get();
         *reserved = *reserved - seq.claim.blocks + drafted.claim.blocks;
         seq.claim = drafted.claim;
-        counters.hit_tokens += u64::from(skip);
+        counters.skipped_tokens += u64::from(skip);
         let (start, len) = (drafted.start + skip, drafted.count - skip);
         before.unchanged = seq.table.take_unchanged();
         group.push_row(seq.table.ids(), start, len, before.unchanged);
@@ -139,7 +150,7 @@ impl<S: BuildHasher> KvCache<S> {
 }
 
 /// The block that an earlier row of this plan has brought for a node, with a reference.
-fn promised<S: BuildHasher>(blocks: &mut Blocks<S>, node: u32) -> Option<BlockId> {
+fn promised<E: Evict>(blocks: &mut Blocks<E>, node: u32) -> Option<BlockId> {
     let block = blocks.index.entry(node);
     debug_assert!(block.is_some(), "the row that promised a block comes first");
     blocks.pool.hold(block?);
@@ -147,7 +158,7 @@ fn promised<S: BuildHasher>(blocks: &mut Blocks<S>, node: u32) -> Option<BlockId
 }
 
 /// A block that the first half has counted.
-fn allocate<S: BuildHasher>(blocks: &mut Blocks<S>) -> Option<BlockRef> {
+fn allocate<E: Evict>(blocks: &mut Blocks<E>) -> Option<BlockRef> {
     let block = blocks.allocate();
     debug_assert!(block.is_some(), "the first half counted this block");
     block

@@ -2,7 +2,6 @@
 
 use alloc::rc::Rc;
 use alloc::vec::Vec;
-use core::hash::BuildHasher;
 
 use super::model::{Kind, ModelRow, ModelSeq, ModelStep, QuerySpec, RowSpec, Stamp, extend, root};
 use super::world::{World, edit, read};
@@ -11,9 +10,9 @@ use crate::prefix::Scope;
 use crate::prefix::index::Parent;
 use crate::step::Step;
 
-impl<S: BuildHasher> World<S> {
+impl World {
     /// All blocks, the scratch block included.
-    pub(crate) fn blocks(&self) -> impl Iterator<Item = BlockId> + use<S> {
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = BlockId> + use<> {
         (0..self.cache.config().num_blocks).map(BlockId::new)
     }
 
@@ -34,14 +33,17 @@ impl<S: BuildHasher> World<S> {
             assert_eq!((meta.seq, meta.start, meta.seq_len()), (spec.seq, start + meta.skip, end));
             assert!(meta.len > 0, "a row has nothing to compute");
             if meta.skip > 0 {
-                assert!(spec.kind == Kind::Ids && start % size == 0 && meta.skip % size == 0);
+                assert!(spec.kind == Kind::Ids && meta.start % size == 0);
                 assert!(meta.start + spec.drafts < end, "a token that is certain is left to compute");
                 assert!(model.query.may_end(meta.start) && !model.query.private);
                 self.seen.prefix_hits += 1;
             }
             let target = (end + spec.lookahead).div_ceil(size);
             assert_eq!(table.len(), before.len().max(ix(target)), "a table as long as its sequence and lookahead");
+            // A part that was found may give way to a whole block, even the one that it is a part of.
+            let gave_way = meta.skip > 0 && start % size != 0;
             let copied = before.iter().zip(&table).position(|(before, now)| before != now);
+            let copied = copied.or(gave_way.then_some(ix(start / size)));
             let mut row = ModelRow {
                 spec: spec.clone(),
                 start,
@@ -57,14 +59,19 @@ impl<S: BuildHasher> World<S> {
                 assert_eq!(before[place + 1..], table[place + 1..before.len()]);
                 let copies = self.step.tables().copies().iter();
                 let copies = copies.filter(|copy| (copy.src, copy.dst) == (src, dst)).count();
-                assert!(copies == 1 || crate::planted::any());
+                assert!(gave_way || copies == 1 || crate::planted::any());
                 let withheld = self.cache.config().withhold;
-                assert!(refs[src.index()] > 1 || specs.len() > 1 || withheld, "the last sharer writes in place");
+                let findable = self.cache.blocks.node_of(src).is_some();
+                let must = refs[src.index()] > 1 || specs.len() > 1 || withheld || findable;
+                assert!(must, "the last sharer writes in place");
                 row.displaced = Some((u32::try_from(place).unwrap(), src));
-                fresh.push(dst);
-                displaced += 1;
+                if !gave_way {
+                    fresh.push(dst);
+                }
+                displaced += usize::from(!gave_way);
             }
-            fresh.extend(&table[before.len() + ix(meta.skip / size)..]);
+            let found = if meta.skip > 0 { ix(meta.start / size) } else { 0 };
+            fresh.extend(&table[found.max(before.len())..]);
             if model.open_rows == 0 {
                 model.most_blocks = u32::try_from(before.len()).unwrap();
             }
@@ -137,8 +144,8 @@ impl<S: BuildHasher> World<S> {
             for position in meta.start..meta.seq_len() {
                 let block = tables.table(row)[ix(position / size)];
                 if self.cache.blocks.node_of(block).is_some() {
-                    let computing = self.cache.blocks.index.computing(block);
-                    assert_eq!(computing, id.get(), "{block:?} is written and can be found");
+                    let by_this_step = self.cache.blocks.index.is_computed_by(block, id.get());
+                    assert!(by_this_step, "{block:?} is written and can be found");
                 }
                 for seq in self.seqs.iter().filter(|seq| seq.id != meta.seq) {
                     let read = self.relied_on(seq);
@@ -185,8 +192,9 @@ impl<S: BuildHasher> World<S> {
         assert!(stats.reserved == claims && claims <= stats.available);
         assert!(self.cache.open_steps().eq(self.open.iter().map(|open| open.id)));
         for (block, stamps) in self.findable() {
-            let computing = self.cache.blocks.index.computing(block);
-            if computing == 0 || self.open.iter().any(|open| open.id.get() == computing && open.ran) {
+            let index = &self.cache.blocks.index;
+            let ran = |open: &super::model::ModelStep| open.ran && index.is_computed_by(block, open.id.get());
+            if index.is_computed(block) || self.open.iter().any(ran) {
                 let held = read(&self.memory, &[block], self.block_size(), self.block_size());
                 assert_eq!(held, stamps, "{block:?} is found under the name of other content");
             }
@@ -235,8 +243,8 @@ impl<S: BuildHasher> World<S> {
     /// The position behind a node's block, and the stamps of the block.
     fn stamps_of(&self, node: u32) -> (u32, Vec<Stamp>) {
         let index = &self.cache.blocks.index;
-        let (parent, tokens, extras) = index.content(node);
-        let (mut at, mut stamp) = match parent {
+        let (tokens, extras) = (index.tokens(node), index.extras(node));
+        let (mut at, mut stamp) = match index.parent(node) {
             Parent::Scope(scope) => (0, root(index.scopes.get(scope))),
             Parent::Node(parent) => {
                 let (end, stamps) = self.stamps_of(parent);
@@ -252,25 +260,37 @@ impl<S: BuildHasher> World<S> {
         (at, stamps)
     }
 
-    /// How much of a prompt should be found: as many leading blocks as computed content exists for, by comparing
-    /// stamps; no more than leaves a token; ending where it may.
+    /// How much of a prompt should be found: as many leading blocks as computed content exists for, by comparing stamps,
+    /// and of the next block as many tokens as any computed one agrees for; no more than leaves a token; ending where it
+    /// may.
     pub(super) fn expected_hit(&self, scope: &Scope, prompt: &[TokenId], query: &QuerySpec) -> u32 {
         let size = self.block_size();
         let index = &self.cache.blocks.index;
         let all = self.findable();
-        let computed = all.iter().filter(|(block, _)| index.computing(*block) == 0);
-        let ends: Vec<_> = computed.map(|(_, stamps)| stamps[stamps.len() - 1]).collect();
-        let (mut stamp, mut best) = (root(scope), 0);
+        let computed = all.iter().filter(|(block, _)| index.is_computed(*block));
+        let there: Vec<&Vec<Stamp>> = computed.map(|(_, stamps)| stamps).collect();
+        let (mut stamp, mut stamps) = (root(scope), Vec::new());
         for (position, &token) in (0..).zip(prompt.iter().take(prompt.len() - 1)) {
             stamp = extend(stamp, position, token, &query.extras);
-            let end = position + 1;
-            if end % size == 0 {
-                if query.private || !ends.contains(&stamp) {
-                    break;
-                }
-                best = if query.may_end(end) { end } else { best };
+            stamps.push(stamp);
+        }
+        if query.private {
+            return 0;
+        }
+        let found = |end: &u32| there.iter().any(|held| held[ix((end - 1) % size)] == stamps[ix(end - 1)]);
+        let len = u32::try_from(stamps.len()).unwrap();
+        let whole = (1..=len).filter(|end| end % size == 0).take_while(found).filter(|&end| query.may_end(end));
+        let whole = whole.last().unwrap_or(0);
+        let next = whole + size;
+        let coming = |held: &Vec<Stamp>| held[ix(size - 1)] == stamps[ix(next - 1)];
+        if next <= len && query.max_hit.is_none_or(|most| next <= most) && all.iter().any(|(_, held)| coming(held)) {
+            // An open step computes the whole block, or a hit may not end behind it.
+            let computed = there.iter().any(|held| coming(held));
+            if !computed {
+                return whole;
             }
         }
-        best
+        let parts = (whole + 1..=len.min(next)).take_while(found).filter(|&end| query.may_end(end));
+        parts.last().unwrap_or(whole)
     }
 }

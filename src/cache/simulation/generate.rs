@@ -2,7 +2,6 @@
 
 use alloc::rc::Rc;
 use alloc::vec::Vec;
-use core::hash::BuildHasher;
 
 use super::model::{Kind, ModelSeq, QuerySpec, RowSpec};
 use super::ops::{Op, OutcomeSpec};
@@ -54,7 +53,7 @@ impl Generator {
         }
     }
 
-    pub(crate) fn next<S: BuildHasher>(&mut self, world: &World<S>) -> Op {
+    pub(crate) fn next(&mut self, world: &World) -> Op {
         loop {
             if let Some(op) = self.candidate(world) {
                 return op;
@@ -63,7 +62,7 @@ impl Generator {
     }
 
     /// A call, or `None` where the one that was drawn makes no sense now.
-    fn candidate<S: BuildHasher>(&mut self, world: &World<S>) -> Option<Op> {
+    fn candidate(&mut self, world: &World) -> Option<Op> {
         let open = world.open.len();
         if world.seqs.len() >= self.most_seqs && self.rng.chance(60) {
             return Some(self.free(world));
@@ -122,7 +121,7 @@ impl Generator {
     }
 
     /// A living sequence; now and then a stale handle, or one that never was.
-    fn seq<S: BuildHasher>(&mut self, world: &World<S>) -> SeqId {
+    fn seq(&mut self, world: &World) -> SeqId {
         let living = self.rng.pick(&world.seqs).map(|seq| seq.id);
         match living {
             Some(seq) if self.rng.chance(97) => seq,
@@ -132,7 +131,7 @@ impl Generator {
     }
 
     /// A step that is open; now and then another number.
-    fn step<S: BuildHasher>(&mut self, world: &World<S>) -> StepId {
+    fn step(&mut self, world: &World) -> StepId {
         match world.open.get(ix(self.rng.below(u32::try_from(world.open.len()).unwrap()))) {
             Some(open) if self.rng.chance(90) => open.id,
             _ => StepId::new(self.rng.next() % (world.last_step + 3)),
@@ -181,7 +180,7 @@ impl Generator {
         query
     }
 
-    fn create<S: BuildHasher>(&mut self, world: &World<S>) -> Op {
+    fn create(&mut self, world: &World) -> Op {
         let (scope, query) = (self.scope(), Rc::new(self.query()));
         let mut prompt = self.prompt();
         if self.rng.chance(2) {
@@ -197,7 +196,7 @@ impl Generator {
         Op::Create { scope, prompt, query }
     }
 
-    fn plan<S: BuildHasher>(&mut self, world: &World<S>) -> Option<Op> {
+    fn plan(&mut self, world: &World) -> Option<Op> {
         let mut seqs: Vec<_> = world.seqs.iter().map(|seq| seq.id).collect();
         self.rng.shuffle(&mut seqs);
         let most = if self.rng.chance(60) { 2 } else { 5 };
@@ -245,7 +244,7 @@ impl Generator {
     }
 
     /// A commit or an abort.
-    fn end_step<S: BuildHasher>(&mut self, world: &World<S>) -> Option<Op> {
+    fn end_step(&mut self, world: &World) -> Option<Op> {
         let spared = usize::from(self.never_idle);
         if world.open.len() <= spared {
             return None;
@@ -275,7 +274,7 @@ impl Generator {
         Some(Op::Commit { step, outcomes })
     }
 
-    fn outcome<S: BuildHasher>(&mut self, world: &World<S>, spec: &RowSpec) -> OutcomeSpec {
+    fn outcome(&mut self, world: &World, spec: &RowSpec) -> OutcomeSpec {
         let most = u32::try_from(spec.tokens.len()).unwrap();
         if self.rng.chance(1) {
             return OutcomeSpec::Accept(most + 1);
@@ -292,7 +291,7 @@ impl Generator {
         }
     }
 
-    fn select<S: BuildHasher>(&mut self, world: &World<S>) -> Op {
+    fn select(&mut self, world: &World) -> Op {
         let idle = |seq: &&ModelSeq| seq.open_rows == 0;
         let mut beams: Vec<_> = world.seqs.iter().filter(idle).map(|seq| seq.id).collect();
         self.rng.shuffle(&mut beams);
@@ -305,12 +304,12 @@ impl Generator {
         Op::Select { beams, parents }
     }
 
-    fn free<S: BuildHasher>(&mut self, world: &World<S>) -> Op {
+    fn free(&mut self, world: &World) -> Op {
         let release = if self.rng.chance(75) { Release::Cache } else { Release::Discard };
         Op::Free { seq: self.seq(world), release }
     }
 
-    fn view<S: BuildHasher>(&mut self, world: &World<S>) -> Op {
+    fn view(&mut self, world: &World) -> Op {
         let rows = (0..self.rng.within(1, 3)).map(|_| {
             let seq = self.seq(world);
             let held = u32::try_from(world.table(seq).len()).unwrap() * world.block_size();

@@ -79,7 +79,13 @@ pub(crate) struct QuerySpec {
 
 impl QuerySpec {
     pub(crate) fn query(&self) -> Query<'_> {
-        Query { extras: &self.extras, max_hit: self.max_hit, no_cut: &self.no_cut, private: self.private }
+        Query {
+            extras: &self.extras,
+            max_hit: self.max_hit,
+            no_cut: &self.no_cut,
+            retention: &[],
+            private: self.private,
+        }
     }
 
     /// Whether a hit may end here, from the words of the law: never inside an uncuttable range, never too long.

@@ -2,7 +2,6 @@
 
 use alloc::rc::Rc;
 use alloc::vec::Vec;
-use core::hash::BuildHasher;
 
 use super::model::{Kind, ModelSeq, QuerySpec, RowSpec};
 use super::world::{Part, World};
@@ -110,7 +109,7 @@ impl RowSpec {
     }
 }
 
-impl<S: BuildHasher> World<S> {
+impl World {
     pub(super) fn call(&mut self, op: &Op) -> bool {
         match op {
             Op::Create { scope, prompt, query } => self.create(scope, prompt, query).is_some(),
@@ -176,7 +175,8 @@ impl<S: BuildHasher> World<S> {
         }
         assert!(cached <= found.cached_tokens);
         assert!(cached == 0 || query.may_end(cached), "a hit ends where it must not");
-        assert!(cached < u32::try_from(prompt.len()).unwrap() && cached % self.block_size() == 0);
+        assert!(cached < u32::try_from(prompt.len()).unwrap());
+        self.seen.parts += u64::from(cached % self.block_size() > 0);
         self.seen.prefix_hits += u64::from(cached > 0);
         let mut seq = ModelSeq::new(created.seq, Rc::clone(scope), Rc::clone(query), Rc::clone(prompt));
         prompt.iter().take(ix(cached)).for_each(|&token| seq.push(token));

@@ -1,7 +1,6 @@
 //! The calls on steps: what each should answer, from the model alone, and what it should do to the model.
 
 use alloc::vec::Vec;
-use core::hash::BuildHasher;
 
 use super::model::{Kind, ModelRow, RowSpec};
 use super::ops::OutcomeSpec;
@@ -11,7 +10,7 @@ use crate::error::{PlanError, StepError};
 use crate::id::{BlockId, GroupId, SeqId, StepId, ix};
 use crate::step::Step;
 
-impl<S: BuildHasher> World<S> {
+impl World {
     pub(super) fn plan_huge(&mut self, seq: SeqId, count: u32, lookahead: u32) -> bool {
         let row = Row::count(seq, count).with_lookahead(lookahead);
         let mut step = Step::new();
@@ -61,7 +60,10 @@ impl<S: BuildHasher> World<S> {
                 assert_eq!(expected, Ok(()));
                 let (needed, total) = most.unwrap();
                 assert!(total > u64::from(stats.available), "there was room: {shortfall}, at most {needed} needed");
-                assert!(shortfall.needed > shortfall.free && shortfall.needed <= needed);
+                assert!(
+                    shortfall.needed > shortfall.free && shortfall.needed <= needed,
+                    "{shortfall}, at most {needed} needed"
+                );
                 assert_eq!(shortfall.pending, stats.pending);
                 self.seen.failed_plans += 1;
             }

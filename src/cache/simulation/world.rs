@@ -4,9 +4,6 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::rc::Rc;
 use alloc::vec::Vec;
-use core::hash::BuildHasher;
-
-use foldhash::fast::FixedState;
 
 use super::model::{Memory, ModelRow, ModelSeq, ModelStep, Stamp};
 use super::ops::Op;
@@ -24,6 +21,7 @@ pub(crate) struct Coverage {
     pub(crate) copies: u64,
     pub(crate) evictions: u64,
     pub(crate) prefix_hits: u64,
+    pub(crate) parts: u64,
     pub(crate) failed_plans: u64,
     pub(crate) aborts: u64,
 }
@@ -41,9 +39,9 @@ type Mirror = BTreeMap<u32, Vec<BlockId>>;
 
 /// Everything that a run needs.
 #[derive(Clone)]
-pub(crate) struct World<S = FixedState> {
-    pub(crate) cache: KvCache<S>,
-    /// Is fed the calls that change something, with another hasher.
+pub(crate) struct World {
+    pub(crate) cache: KvCache,
+    /// Is fed the calls that change something, with another hash seed.
     pub(crate) replica: Option<Box<KvCache>>,
     pub(crate) seqs: Vec<ModelSeq>,
     pub(crate) open: VecDeque<ModelStep>,
@@ -63,10 +61,10 @@ pub(crate) struct World<S = FixedState> {
     trace: Vec<Rc<Op>>,
 }
 
-impl<S: BuildHasher> World<S> {
-    pub(crate) fn new(config: CacheConfig, hasher: S, eager: bool, replicated: bool) -> Self {
+impl World {
+    pub(crate) fn new(config: CacheConfig, eager: bool, replicated: bool) -> Self {
         let replica = replicated.then(|| Box::new(KvCache::new(config.with_hash_seed(0x5eed)).unwrap()));
-        let cache = KvCache::with_hasher(config, hasher).unwrap();
+        let cache = KvCache::new(config).unwrap();
         Self {
             snapshot: cache.snapshot(),
             cache,
@@ -199,7 +197,7 @@ pub(crate) fn edit(mirror: &mut Mirror, step: &Step, which: &str) {
     }
 }
 
-impl<S> Drop for World<S> {
+impl Drop for World {
     /// Says how a failure came about.
     fn drop(&mut self) {
         if std::thread::panicking() {

@@ -1,0 +1,159 @@
+//! Identities that leave the process, kept per node once somebody asks, and the events that carry them.
+//!
+//! Floor 1. A node's identity needs its parent's, so that it is computed once and kept until the node goes. Who asks for
+//! none pays for none.
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+
+use super::{Parent, PrefixIndex};
+use crate::id::{BlockId, ix, len32};
+use crate::prefix::change::{Event, Stored};
+use crate::prefix::hash::{BlockHasher, Digest, Hashed};
+
+/// What is known of a node beside its content.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    identity: Digest,
+    /// Blocks before it.
+    depth: u32,
+    scope: u32,
+}
+
+/// The identities of nodes, and events that wait to be delivered.
+#[derive(Clone)]
+pub(crate) struct Identities {
+    hasher: Arc<dyn BlockHasher>,
+    known: Vec<Option<Known>>,
+    /// Events that are to be delivered, if anybody wants them.
+    pub(crate) events: Option<VecDeque<Event>>,
+}
+
+impl fmt::Debug for Identities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identities").field("known", &self.known.len()).finish_non_exhaustive()
+    }
+}
+
+impl Identities {
+    pub(crate) fn new(hasher: Arc<dyn BlockHasher>) -> Self {
+        Self { hasher, known: Vec::new(), events: None }
+    }
+
+    /// A node is gone, and its number may come again.
+    pub(crate) fn forget(&mut self, node: u32) {
+        if let Some(known) = self.known.get_mut(ix(node)) {
+            *known = None;
+        }
+    }
+
+    fn known(&self, node: u32) -> Option<&Known> {
+        self.known.get(ix(node))?.as_ref()
+    }
+}
+
+impl PrefixIndex {
+    /// The identity of a node's content; `None` without a hasher.
+    ///
+    /// # Complexity
+    /// O(ancestors whose identity nobody asked for yet).
+    pub(crate) fn identity(&mut self, node: u32) -> Option<Digest> {
+        self.know(node).map(|known| known.identity)
+    }
+
+    fn know(&mut self, node: u32) -> Option<Known> {
+        let identities = self.identities.as_ref()?;
+        if let Some(&known) = identities.known(node) {
+            return Some(known);
+        }
+        let (mut unknown, mut at) = (alloc::vec![node], self.parent(node));
+        let mut before = loop {
+            match at {
+                Parent::Scope(scope) => break (None, 0, scope),
+                Parent::Node(node) => match identities.known(node) {
+                    Some(known) => break (Some(known.identity), known.depth + 1, known.scope),
+                    None => {
+                        unknown.push(node);
+                        at = self.parent(node);
+                    }
+                },
+            }
+        };
+        let hasher = Arc::clone(&identities.hasher);
+        let mut last = None;
+        while let Some(node) = unknown.pop() {
+            let (parent, depth, scope) = before;
+            let start = depth.saturating_mul(len32(self.block_size));
+            let block = Hashed::new(parent.as_ref(), self.scopes.get(scope), start, self.tokens(node));
+            let identity = hasher.identity(&block.with_extras(self.extras(node)));
+            let known = Known { identity, depth, scope };
+            let all = &mut self.identities.as_mut()?.known;
+            if ix(node) >= all.len() {
+                all.resize(ix(node) + 1, None);
+            }
+            all[ix(node)] = Some(known);
+            before = (Some(identity), depth + 1, scope);
+            last = Some(known);
+        }
+        last
+    }
+
+    /// Content can be found from now on.
+    #[inline]
+    pub(super) fn announce(&mut self, node: u32, block: BlockId) {
+        if self.identities.is_some() {
+            self.queue_stored(node, block);
+        }
+    }
+
+    #[cold]
+    fn queue_stored(&mut self, node: u32, block: BlockId) {
+        if self.identities.as_ref().is_none_or(|identities| identities.events.is_none()) {
+            return;
+        }
+        let Some(known) = self.know(node) else { return };
+        let parent = match self.parent(node) {
+            Parent::Scope(_) => None,
+            Parent::Node(parent) => self.identity(parent),
+        };
+        let start = known.depth.saturating_mul(len32(self.block_size));
+        let scope = Arc::clone(self.scopes.get(known.scope));
+        let stored = Stored::new(known.identity, parent, scope, start, self.tokens(node).into());
+        self.queue(Event::Stored(stored.with_extras(self.extras(node).into()).in_block(block)));
+    }
+
+    /// No block has this content any more.
+    #[inline]
+    pub(super) fn withdraw(&mut self, node: u32) {
+        if self.identities.is_some() {
+            self.queue_removed(node);
+        }
+    }
+
+    #[cold]
+    fn queue_removed(&mut self, node: u32) {
+        let Some(identities) = &self.identities else { return };
+        if identities.events.is_some() {
+            if let Some(identity) = self.identity(node) {
+                self.queue(Event::Removed { identity });
+            }
+        }
+    }
+
+    pub(crate) fn queue(&mut self, event: Event) {
+        if let Some(events) = self.identities.as_mut().and_then(|identities| identities.events.as_mut()) {
+            events.push_back(event);
+        }
+    }
+
+    /// Announces all that can be found now, parents first.
+    pub(crate) fn announce_all(&mut self) {
+        let mut nodes = Vec::new();
+        self.for_each(|node| nodes.extend(self.computed_entry(node).map(|block| (node, block))));
+        for (node, block) in nodes {
+            self.announce(node, block);
+        }
+    }
+}
