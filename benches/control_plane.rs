@@ -1,7 +1,7 @@
 //! What the control plane costs: planning, forking, finding prefixes, allocating under eviction.
 //!
-//! `cargo bench --bench control_plane`. Every figure is per call as named; no peer stands beside these yet, so read
-//! them as budgets (a decode step of 256 sequences, say), and compare only within one run.
+//! `cargo bench --bench control_plane`. Every figure is per call as named: read them as budgets (a decode step of 256
+//! sequences, say), and compare only within one run. `benches/peers/manager` measures beside other managers.
 
 use std::hint::black_box;
 
