@@ -76,7 +76,7 @@ pub struct Options {
 #[derive(Debug, Parser)]
 #[command(name = "replay", version, about, allow_negative_numbers = true)]
 struct Arguments {
-    /// JSON lines with "hash_ids" (Mooncake's), or JSON lines or CSV with "tokens" or "token_ids"; - for standard input
+    /// JSON lines of block ids (Mooncake's `hash_ids`), or JSON lines or CSV of `tokens`; - for standard input
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     /// Sizes of the cache, in blocks

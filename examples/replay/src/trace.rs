@@ -309,7 +309,7 @@ mod tests {
             ("nonsense", "no JSON object"),
             ("{\"hash_ids\": [-1]}", "-1"),
             ("{\"hash_ids\": [1.5]}", "1.5"),
-            ("{\"hash_ids\": [18446744073709551616]}", "1844674407370955"),
+            ("{\"hash_ids\": [18446744073709551616]}", "e+19"),
             ("{\"hash_ids\": [1], \"input_length\": 4294967296}", "4294967296 tokens"),
             ("{\"hash_ids\": [1], \"input_length\": \"many\"}", "many"),
             ("{\"input_length\": 5}", "none of"),

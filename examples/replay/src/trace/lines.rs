@@ -60,8 +60,8 @@ fn object(line: &[u8]) -> Result<Line, String> {
         return Err("no JSON object".to_owned());
     }
     let fields: Fields = serde_json::from_slice(line).map_err(|error| {
-        // It counts lines too, of what is one.
-        error.to_string().replace(" at line 1 column ", " at column ")
+        // It counts lines too, of what is one; and it quotes what it does not like, however long.
+        error.to_string().replace(" at line 1 column ", " at column ").chars().take(200).collect::<String>()
     })?;
     let units = [fields.hash_ids, fields.tokens, fields.token_ids];
     let mut found = FIELDS.iter().zip(units).filter_map(|(&(_, content), units)| Some((content, units?)));
