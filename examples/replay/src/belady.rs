@@ -75,7 +75,7 @@ impl Chains {
             links.push(Chain {
                 nodes: start..nodes.len(),
                 findable: request.units.len().saturating_sub(left) / size,
-                beside: usize::from(request.units.len() % size != 0),
+                beside: usize::from(!request.units.len().is_multiple_of(size)),
             });
         }
         Self { distinct: numbers.len(), nodes, links }
@@ -121,7 +121,13 @@ pub fn optimum(trace: &Trace, chains: &Chains, capacity: u32, holding: Holding, 
             continue;
         }
         let nodes = &chains.nodes[chain.nodes.clone()];
-        let found = nodes[..chain.findable].iter().filter(|&&node| state.cached[node] != Cached::No).count();
+        let cached = nodes[..chain.findable].iter().map(|&node| state.cached[node] != Cached::No);
+        let found = match trace.content() {
+            // A walk ends at the first miss. None is behind it, which this shows rather than assumes.
+            Content::Ids => cached.take_while(|&cached| cached).count(),
+            // The bound may have lost a block in front of what it has.
+            Content::Tokens => cached.filter(|&cached| cached).count(),
+        };
         nodes.iter().for_each(|&node| state.hold(node));
         if holding == Holding::Request {
             counts.evictions += state.shrink(room - chain.beside);

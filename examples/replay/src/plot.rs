@@ -11,10 +11,10 @@ use crate::report::{Report, grouped};
 
 /// Width and height, in pixels.
 const SIZE: (u32, u32) = (900, 540);
-/// Pixels left of the axis, over the axis, and from the top to the middle of the legend.
+/// Pixels left of the axis, from the top to the middle of the legend, and that a row of it takes.
 const LEFT: i32 = 76;
-const HEAD: i32 = 88;
 const LEGEND_Y: i32 = 64;
+const LEGEND_ROW: i32 = 24;
 /// Pixels that the label of a size takes, with room between.
 const LABEL_WIDTH: f64 = 64.0;
 const INK: RGBColor = RGBColor(51, 51, 51);
@@ -130,8 +130,17 @@ fn draw(report: &Report, backend: SVGBackend<'_>) -> Result<(), Box<dyn core::er
 
     let ink = |size: u32| ("sans-serif", size).into_font().color(&INK);
     root.draw(&Text::new("Prompt blocks found in the cache", (LEFT, 20), ink(24)))?;
+    let mut policies: Vec<&str> = Vec::new();
+    for row in &report.results {
+        if !policies.contains(&row.policy) {
+            policies.push(row.policy);
+        }
+    }
+    let legend = legend(&policies);
+    let head = legend.last().map_or(LEGEND_Y, |last| last.1) + LEGEND_ROW;
+
     let mut chart = ChartBuilder::on(&root)
-        .margin_top(HEAD)
+        .margin_top(head)
         .margin_right(30)
         .margin_bottom(12)
         .margin_left(12)
@@ -152,28 +161,38 @@ fn draw(report: &Report, backend: SVGBackend<'_>) -> Result<(), Box<dyn core::er
         .y_label_formatter(&|percent| format!("{percent}"))
         .draw()?;
 
-    let mut policies: Vec<&str> = Vec::new();
-    for row in &report.results {
-        if !policies.contains(&row.policy) {
-            policies.push(row.policy);
-        }
-    }
-    let mut legend_x = LEFT;
-    for (number, &policy) in policies.iter().enumerate() {
+    for (number, (&policy, (left, middle))) in policies.iter().zip(legend).enumerate() {
         let style = Style::of(policy, number);
         let at: Vec<(i32, i32)> = points(report, policy).iter().map(|point| chart.backend_coord(point)).collect();
         style.line(&root, &at)?;
-        let sample = [(legend_x, LEGEND_Y), (legend_x + 34, LEGEND_Y)];
-        style.line(&root, &sample)?;
-        for at in at.into_iter().chain([(legend_x + 17, LEGEND_Y)]) {
+        style.line(&root, &[(left, middle), (left + 34, middle)])?;
+        for at in at.into_iter().chain([(left + 17, middle)]) {
             style.mark(&root, at)?;
         }
-        let text = if policy == Policy::Belady.name() { "belady (offline optimum)" } else { policy };
-        root.draw(&Text::new(text, (legend_x + 42, LEGEND_Y - 8), ink(17)))?;
-        legend_x += 42 + 8 * i32::try_from(text.len())? + 18;
+        root.draw(&Text::new(title(policy), (left + 42, middle - 8), ink(17)))?;
     }
     root.present()?;
     Ok(())
+}
+
+/// What the legend calls a policy.
+fn title(policy: &str) -> &str {
+    if policy == Policy::Belady.name() { "belady (offline optimum)" } else { policy }
+}
+
+/// Where the samples of the policies begin, in as many rows as they need.
+fn legend(policies: &[&str]) -> Vec<(i32, i32)> {
+    let (mut left, mut middle) = (LEFT, LEGEND_Y);
+    let place = |policy: &&str| {
+        // A sample, about 8 pixels a letter, and a gap.
+        let width = 42 + 8 * i32::try_from(title(policy).len()).unwrap_or(0) + 18;
+        if left + width > SIZE.0.cast_signed() && left > LEFT {
+            (left, middle) = (LEFT, middle + LEGEND_ROW);
+        }
+        left += width;
+        (left - width, middle)
+    };
+    policies.iter().map(place).collect()
 }
 
 /// The sizes that get a label: the first, and behind it as many as have room. `width` is that of the axis, as a
@@ -239,6 +258,13 @@ impl Style {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_legend_that_is_too_wide_takes_another_row() {
+        assert_eq!(legend(&["lru", "belady"]), [(76, 64), (160, 64)]);
+        let many = legend(&["lru"; 12]);
+        assert_eq!((many[8], many[9], many[11]), ((748, 64), (76, 88), (244, 88)));
+    }
 
     #[test]
     fn labels_keep_their_distance() {

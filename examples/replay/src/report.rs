@@ -113,9 +113,10 @@ impl Report {
     pub fn to_text(&self) -> String {
         let About { requests, tokens, blocks, block_size, content, skipped, mismatched } = self.about;
         let mut text = format!(
-            "{} requests, {} blocks of {block_size} tokens, {} tokens\n",
+            "{} requests, {} blocks of {} tokens, {} tokens\n",
             grouped(requests),
             grouped(blocks),
+            grouped(block_size),
             grouped(tokens)
         );
         let mut table = Table::new();

@@ -238,12 +238,9 @@ impl Builder {
     }
 
     fn finish(self) -> Result<Trace, TraceError> {
+        let content = self.content.ok_or(TraceError::Empty { skipped: self.skipped })?;
+        let block_size = self.block_size(content);
         let Self { skipped, mismatched, units, ends, blocks, .. } = self;
-        let content = self.content.ok_or(TraceError::Empty { skipped })?;
-        let block_size = self.block_size.unwrap_or(match content {
-            Content::Ids => IDS_BLOCK_SIZE,
-            Content::Tokens => TOKENS_BLOCK_SIZE,
-        });
         Ok(Trace { content, block_size, units, ends, blocks, skipped, mismatched })
     }
 }

@@ -56,7 +56,7 @@ fn the_cache_cuts_tokens_into_the_same_blocks_as_a_plain_simulation() {
         // One token more where a prompt would be a whole number of blocks of 3.
         let odd = |line: &str| {
             let len = line.matches(',').count() + usize::from(line.contains(char::is_numeric));
-            if len % 3 == 0 && len > 0 { line.replace(']', ",7]") } else { line.to_owned() }
+            if len > 0 && len.is_multiple_of(3) { line.replace(']', ",7]") } else { line.to_owned() }
         };
         let text: Vec<String> = text.lines().map(odd).collect();
         let trace = read(&text.join("\n"), 3);

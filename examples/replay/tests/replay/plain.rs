@@ -20,7 +20,7 @@ fn prompts(trace: &Trace) -> Vec<Prompt> {
     let prompt = |units: &[u32]| Prompt {
         blocks: (1..=units.len() / size).map(|n| units[..n * size].to_vec()).collect(),
         findable: units.len().saturating_sub(left) / size,
-        tail: usize::from(units.len() % size != 0),
+        tail: usize::from(!units.len().is_multiple_of(size)),
     };
     trace.requests().map(|request| prompt(request.units)).collect()
 }
