@@ -5,6 +5,7 @@ use std::mem;
 
 use clap::ValueEnum;
 use paged_kv::cache::{Release, Row};
+use paged_kv::evict::Evict;
 use paged_kv::step::Padding;
 use paged_kv::{CacheConfig, KvCache, Query, Scope, SeqId, Step, StepId};
 
@@ -36,8 +37,8 @@ pub(crate) fn entrant(policy: Policy) -> Entrant {
     Entrant { name: format!("paged-kv {}", policy.name()), make: Box::new(move |num_blocks| make(policy, num_blocks)) }
 }
 
-struct Ours {
-    cache: KvCache,
+struct Ours<E> {
+    cache: KvCache<E>,
     step: Step,
     scope: Scope,
     living: Vec<SeqId>,
@@ -49,8 +50,8 @@ struct Ours {
     last_block_len: Vec<i32>,
 }
 
-impl Ours {
-    fn new(cache: KvCache) -> Self {
+impl<E: Evict> Ours<E> {
+    fn new(cache: KvCache<E>) -> Self {
         Self {
             cache,
             step: Step::new(),
@@ -77,7 +78,7 @@ impl Ours {
     }
 }
 
-impl Manager for Ours {
+impl<E: Evict> Manager for Ours<E> {
     fn counts(&self) -> Counts {
         let stats = self.cache.stats();
         Counts {
@@ -159,7 +160,7 @@ impl Manager for Ours {
     }
 }
 
-impl Paged for Ours {
+impl<E: Evict> Paged for Ours<E> {
     fn discard_all(&mut self) {
         self.end_all(Release::Discard);
     }

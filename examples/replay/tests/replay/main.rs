@@ -1,0 +1,6 @@
+//! Tests of the package: the counts against plain simulations and published values, and the program itself.
+
+mod games;
+mod plain;
+mod program;
+mod published;
