@@ -63,8 +63,8 @@
 //! blocks for tokens that a later launch writes without planning · *shortfall*: what is missing.
 //!
 //! # Features
-//! `std` (default): the CPU storage. `rayon` (default): its threads. `parking_lot`: the `sync` module. No feature
-//! changes a result.
+//! `std` (default): the CPU storage. `rayon` (default): its threads. `parking_lot`: the `sync` module.
+//! `sha256`, `blake3`: identities of blocks for other processes, in [`prefix::hash`]. No feature changes a result.
 //!
 //! # When not to use this crate
 //! For one sequence at a time with memory to spare, a contiguous tensor per layer is simpler. For kernels that read only
