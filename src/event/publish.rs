@@ -1,6 +1,6 @@
 //! Batches on their way to subscribers: numbers, frames, and the last ones kept for those who missed some.
 //!
-//! Floor 1. No transport: a message is three frames, and whoever has a socket sends them. Over `ZeroMQ` as vLLM does it:
+//! Floor 1. No transport: a message is three frames, and whoever has a socket sends them. Over ZeroMQ as vLLM does it:
 //! ```text
 //! PUB      topic | number | batch             to all subscribers
 //! ROUTER   client | empty | number            a request: everything from this number on, please
