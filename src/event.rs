@@ -4,7 +4,17 @@
 //! caused it, when the call has done all its work. Exact, ordered, complete: content is announced once, when its first
 //! copy is there; its parent was announced before it; it is withdrawn when its last copy is gone.
 
+#[cfg(feature = "events")]
+mod encode;
+#[cfg(feature = "events")]
+mod publish;
+
 use core::fmt;
+
+#[cfg(feature = "events")]
+pub use encode::{EventEncoder, EventForm, HashForm};
+#[cfg(feature = "events")]
+pub use publish::{BadRequest, Frames, Publisher};
 
 pub use crate::prefix::change::{Event, Stored};
 

@@ -53,6 +53,7 @@
 //! | [`storage`] | the trait of the data plane, and the CPU storage |
 //! | [`layout`] | geometry and sizing |
 //! | [`prefix`] | scopes, extras, queries |
+//! | [`event`] | what became findable, for routers; identities are in [`prefix::hash`] |
 //! | [`block`], [`table`], [`sequence`] | the parts, for engines that want those only |
 //! | `sync` | the cache behind a mutex (feature `parking_lot`) |
 //! | [`error`], [`id`] | errors with numbers in them, ids that do not mix |
@@ -63,8 +64,9 @@
 //! blocks for tokens that a later launch writes without planning · *shortfall*: what is missing.
 //!
 //! # Features
-//! `std` (default): the CPU storage. `rayon` (default): its threads. `parking_lot`: the `sync` module. No feature
-//! changes a result.
+//! `std` (default): the CPU storage. `rayon` (default): its threads. `parking_lot`: the `sync` module.
+//! `sha256`, `blake3`: identities of blocks for other processes, in [`prefix::hash`]. `events`: [`event`]s as vLLM
+//! publishes them. These three need no `std`. No feature changes a result.
 //!
 //! # When not to use this crate
 //! For one sequence at a time with memory to spare, a contiguous tensor per layer is simpler. For kernels that read only

@@ -2,9 +2,14 @@
 #![no_std]
 #![no_main]
 
+extern crate alloc;
+
+use alloc::vec::Vec;
 use core::panic::PanicInfo;
 
 use paged_kv::cache::{Release, Row};
+use paged_kv::event::{Event, EventEncoder, Frames, Publisher};
+use paged_kv::prefix::hash::{Blake3, Digest, Sha256Cbor, identities};
 use paged_kv::{CacheConfig, KvCache, Query, Scope, Step};
 
 #[global_allocator]
@@ -26,4 +31,19 @@ pub fn serve() -> Option<u32> {
     cache.free(created.seq, Release::Cache).ok()?;
     cache.free(fork, Release::Discard).ok()?;
     Some(cache.stats().held)
+}
+
+/// What a router without an operating system would call.
+pub fn last_identities(prompt: &[u32]) -> Option<(Digest, Digest)> {
+    let scope = Scope::default();
+    let vllm = identities(&Sha256Cbor::new(), &scope, prompt, 16, &[]).ok()?.last()?;
+    let own = identities(&Blake3::new(), &scope, prompt, 16, &[]).ok()?.last()?;
+    Some((vllm, own))
+}
+
+/// What its events become.
+pub fn publish(publisher: &mut Publisher, events: &[Event]) -> Frames {
+    let mut batch = Vec::new();
+    EventEncoder::new().encode_batch(0.0, events, &mut batch);
+    publisher.publish(&batch)
 }

@@ -1,5 +1,7 @@
 //! The counts against plain simulations of the same rules, on random traces.
 
+use std::collections::HashMap;
+
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use replay::policy::Policy;
@@ -53,12 +55,25 @@ fn the_cache_cuts_tokens_into_the_same_blocks_as_a_plain_simulation() {
     for seed in 0..150 {
         let mut rng = Pcg64Mcg::seed_from_u64(seed);
         let text = random(&mut rng, "tokens", 200, 14, 2);
-        // One token more where a prompt would be a whole number of blocks of 3.
-        let odd = |line: &str| {
-            let len = line.matches(',').count() + usize::from(line.contains(char::is_numeric));
-            if len > 0 && len.is_multiple_of(3) { line.replace(']', ",7]") } else { line.to_owned() }
+        // Tokens that stand for whole blocks, so that no part of one agrees with a part of another; and one token more
+        // where a prompt would be a whole number of blocks of 3.
+        let mut blocks = HashMap::new();
+        let mut whole = |line: &str| {
+            let numbers = line.split(|c: char| !c.is_numeric()).filter(|number| !number.is_empty());
+            let mut tokens: Vec<String> = numbers.map(str::to_owned).collect();
+            if !tokens.is_empty() && tokens.len().is_multiple_of(3) {
+                tokens.push("7".to_owned());
+            }
+            let ends = (1..=tokens.len()).map(|at| at.div_ceil(3) * 3).map(|end| end.min(tokens.len()));
+            let names: Vec<String> = ends
+                .map(|end| {
+                    let next = blocks.len();
+                    blocks.entry(tokens[..end].to_vec()).or_insert(next).to_string()
+                })
+                .collect();
+            format!("{{\"tokens\": [{}]}}", names.join(","))
         };
-        let text: Vec<String> = text.lines().map(odd).collect();
+        let text: Vec<String> = text.lines().map(&mut whole).collect();
         let trace = read(&text.join("\n"), 3);
         for capacity in [1, 2, 3, 4, 6, 9, 30] {
             let row = run(&trace, capacity, Policy::Lru);
