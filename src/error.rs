@@ -381,6 +381,8 @@ errors! {
             /// The number.
             value: u64,
         } => "{value} does not fit the element type",
+        /// The step holds only what changed of its tables: see [`Step::of_changes`](crate::Step::of_changes).
+        NoTables => "the step holds no whole tables",
         /// The rows asked for are not all in the step.
         NoSuchRows {
             /// Row after the last one asked for.

@@ -66,6 +66,29 @@ impl fmt::Debug for BlockId {
     }
 }
 
+/// Tokens of a block, and how to split positions without a division where they are a power of two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BlockSize {
+    tokens: u32,
+    /// log2 of it, or 32.
+    shift: u32,
+}
+
+impl BlockSize {
+    pub(crate) const fn new(tokens: u32) -> Self {
+        Self { tokens, shift: if tokens.is_power_of_two() { tokens.trailing_zeros() } else { 32 } }
+    }
+
+    /// The block that a position lies in, and its offset there.
+    #[inline]
+    pub(crate) const fn split(self, position: u32) -> (u32, u32) {
+        match position.checked_shr(self.shift) {
+            Some(index) => (index, position & (self.tokens - 1)),
+            None => (position / self.tokens, position % self.tokens),
+        }
+    }
+}
+
 /// Where one token's K and V lie: `block × block_size + offset`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]

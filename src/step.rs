@@ -66,11 +66,13 @@ pub struct GroupStep {
     pub(crate) scratch: Option<BlockId>,
     pub(crate) copies: Vec<BlockCopy>,
     pub(crate) slots: Vec<Slot>,
-    /// Row `r` has the blocks `indptr[r] .. indptr[r + 1]`, lookahead included.
+    /// Row `r` has the blocks `indptr[r] .. indptr[r + 1]`, lookahead included, or those of them that changed.
     pub(crate) indptr: Vec<u32>,
     pub(crate) blocks: Vec<BlockId>,
     /// Leading blocks of each row that are as in the last step that named the sequence.
     pub(crate) unchanged: Vec<u32>,
+    /// The unchanged blocks are left out of `blocks`.
+    pub(crate) changes_only: bool,
 }
 
 impl GroupStep {
@@ -95,8 +97,24 @@ impl GroupStep {
     }
 
     /// The blocks of row `row`, first position first: ⌈sequence length / block size⌉, then those of its lookahead.
-    /// Empty for a row that the step does not have.
+    /// Empty for a row that the step does not have, and in a step [of changes](Step::of_changes).
     pub fn table(&self, row: usize) -> &[BlockId] {
+        if self.changes_only { &[] } else { self.run(row) }
+    }
+
+    /// Number of blocks in the table of row `row`, lookahead included.
+    pub fn table_len(&self, row: usize) -> u32 {
+        let left_out = if self.changes_only { self.unchanged(row) } else { 0 };
+        left_out + len32(self.run(row).len())
+    }
+
+    /// The blocks of row `row` behind the [unchanged](Self::unchanged) ones.
+    pub fn changed(&self, row: usize) -> &[BlockId] {
+        let from = if self.changes_only { 0 } else { ix(self.unchanged(row)) };
+        self.run(row).get(from..).unwrap_or(&[])
+    }
+
+    fn run(&self, row: usize) -> &[BlockId] {
         match self.indptr.get(row..).and_then(|rest| rest.get(..2)) {
             Some(&[from, to]) => self.blocks.get(ix(from)..ix(to)).unwrap_or(&[]),
             _ => &[],
@@ -120,33 +138,51 @@ impl GroupStep {
         self.unchanged.clear();
     }
 
-    /// [`push_row`](Self::push_row) of one position, in the last block of the table.
+    /// Appends the table of a row, whose blocks from an index on `table` gives, and its one slot.
     #[inline]
-    pub(crate) fn push_token(&mut self, table: impl Iterator<Item = BlockId>, start: u32, unchanged: u32) {
-        self.blocks.extend(table);
-        if let Some(&last) = self.blocks.last() {
-            self.slots.push(last.slot(start % self.block_size, self.block_size));
-        }
-        self.indptr.push(len32(self.blocks.len()));
-        self.unchanged.push(unchanged);
+    pub(crate) fn push_token<I: Iterator<Item = BlockId>>(
+        &mut self,
+        table: impl Fn(u32) -> I,
+        slot: Slot,
+        unchanged: u32,
+    ) {
+        self.push_table(table, unchanged);
+        self.slots.push(slot);
     }
 
     /// Appends the table of a row and the slots of its positions `start .. start + len`, which the table covers.
-    pub(crate) fn push_row(&mut self, table: impl Iterator<Item = BlockId>, start: u32, len: u32, unchanged: u32) {
-        let from = self.blocks.len();
-        self.blocks.extend(table);
-        let row = self.blocks.get(from..).unwrap_or(&[]);
-        let (mut index, mut offset) = (ix(start / self.block_size), start % self.block_size);
+    pub(crate) fn push_row<I: Iterator<Item = BlockId>>(
+        &mut self,
+        table: impl Fn(u32) -> I,
+        start: u32,
+        len: u32,
+        unchanged: u32,
+    ) {
+        let mut blocks = table(start / self.block_size);
+        self.push_table(table, unchanged);
+        let mut offset = start % self.block_size;
         let mut left = len;
         while left > 0 {
-            let Some(&block) = row.get(index) else {
+            let Some(block) = blocks.next() else {
                 debug_assert!(false, "the table covers the row");
                 break;
             };
             let run = left.min(self.block_size - offset);
             self.slots.extend((offset..offset + run).map(|at| block.slot(at, self.block_size)));
-            (index, offset, left) = (index + 1, 0, left - run);
+            (offset, left) = (0, left - run);
         }
+    }
+
+    /// Appends what changed of a table, as it was sent.
+    fn push_changes(&mut self, changed: &[BlockId], unchanged: u32) {
+        self.blocks.extend_from_slice(changed);
+        self.indptr.push(len32(self.blocks.len()));
+        self.unchanged.push(unchanged);
+    }
+
+    #[inline]
+    fn push_table<I: Iterator<Item = BlockId>>(&mut self, table: impl Fn(u32) -> I, unchanged: u32) {
+        self.blocks.extend(table(if self.changes_only { unchanged } else { 0 }));
         self.indptr.push(len32(self.blocks.len()));
         self.unchanged.push(unchanged);
     }
@@ -187,6 +223,15 @@ impl Step {
         Self::default()
     }
 
+    /// A buffer for storages that keep a table for every sequence: of each row's table it is given only what changed
+    /// since the last step that named the sequence ([`table_edits`](Self::table_edits)), and planning a decode step costs
+    /// the same for any length of context. It has no whole tables to read or write.
+    pub fn of_changes() -> Self {
+        let mut step = Self::default();
+        step.groups[0].changes_only = true;
+        step
+    }
+
     /// A step without a cache behind it: for engines that keep their own tables and want a storage's attention, and
     /// for tests of storages. The rows get the handles 0, 1, 2, …; the step has no id.
     ///
@@ -221,7 +266,8 @@ impl Step {
             if u32::try_from(group.blocks.len() + row.blocks.len()).is_err() {
                 return fault("too many blocks");
             }
-            group.push_row(row.blocks.iter().copied(), row.start, row.len, 0);
+            let table = |from| row.blocks.get(ix(from)..).unwrap_or(&[]).iter().copied();
+            group.push_row(table, row.start, row.len, 0);
         }
         let group = &mut step.groups[0];
         if copies.iter().any(|copy| !has_slots(copy.src, block_size) || !has_slots(copy.dst, block_size)) {

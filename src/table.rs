@@ -45,6 +45,12 @@ impl BlockTable {
         self.blocks.iter().map(BlockRef::id)
     }
 
+    /// The blocks from an index on.
+    #[inline]
+    pub(crate) fn ids_from(&self, index: u32) -> impl Iterator<Item = BlockId> + '_ {
+        self.blocks.get(ix(index)..).unwrap_or(&[]).iter().map(BlockRef::id)
+    }
+
     /// Where the token at `position` lies; `None` beyond the table.
     ///
     /// # Example

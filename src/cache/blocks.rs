@@ -8,7 +8,7 @@ use super::ages::Ages;
 use crate::block::{BlockAllocator, BlockPool, BlockRef, Identity};
 use crate::error::ConfigError;
 use crate::evict::{Content, Evict};
-use crate::id::{BlockId, TokenId, ix, len32};
+use crate::id::{BlockId, BlockSize, TokenId, ix, len32};
 use crate::prefix::Query;
 use crate::prefix::index::{Key, OnIdle, Parent, PrefixIndex};
 
@@ -18,6 +18,7 @@ pub(super) struct Blocks<E> {
     pub(super) pool: BlockPool<E>,
     pub(super) index: PrefixIndex,
     pub(super) block_size: u32,
+    pub(super) size: BlockSize,
     /// Blocks that lost their identity to an allocation, ever.
     pub(super) evictions: u64,
     /// When blocks were stored and let go, if anybody asked.
@@ -59,6 +60,7 @@ impl<E: Evict> Blocks<E> {
             pool: BlockPool::with_reserved(num_blocks, u32::from(config.scratch), config.withhold, policy)?,
             index: PrefixIndex::new(num_blocks, block_size, hash_seed)?,
             block_size,
+            size: BlockSize::new(block_size),
             evictions: 0,
             ages: Ages::new(num_blocks, config.ages)?,
             cleared: Vec::new(),

@@ -151,7 +151,8 @@ impl<E: Evict> KvCache<E> {
             let end = row.start + 1;
             // One certain token that fills no block, in a table that ends there: nothing to name, to give back or to
             // roll back.
-            if end % block_size != 0 && seq.table.len() == end / block_size + 1 {
+            let (blocks, open) = blocks.size.split(end);
+            if open != 0 && seq.table.len() == blocks + 1 {
                 seq.open_rows -= 1;
                 seq.committed = end;
                 return;

@@ -91,14 +91,14 @@ impl<E: Evict> KvCache<E> {
         let mut drafted = self.draft_rows(rows, &mut draft);
         if let Err(PlanError::Shortfall { shortfall }) = &mut drafted {
             if self.can_spend(&draft, shortfall) {
-                self.spend(&mut draft);
+                self.spend(rows, &mut draft);
                 drafted = self.draft_rows(rows, &mut draft);
             }
         }
         let result = match drafted {
             Ok(()) => Ok(self.execute(rows, &draft, step)),
             Err(error) => {
-                self.undo(&draft);
+                self.undo(rows, &draft);
                 Err(error)
             }
         };
@@ -119,10 +119,10 @@ impl<E: Evict> KvCache<E> {
 
     /// Ends a draft that can do without some copies, and gives the names of their sources up. Then nothing stands against
     /// drafting the rows again, since a block that a row has found is held and not among these.
-    fn spend(&mut self, draft: &mut Draft) {
+    fn spend(&mut self, rows: &[Row<'_>], draft: &mut Draft) {
         let lacking = self.lacking(draft);
         let blocks: SmallVec<[BlockId; 8]> = self.spendable(draft).take(ix(lacking)).collect();
-        self.undo(draft);
+        self.undo(rows, draft);
         draft.clear();
         for block in blocks {
             self.blocks.unpublish(block);
@@ -150,7 +150,7 @@ impl<E: Evict> KvCache<E> {
                 result = Ok(());
             }
         }
-        self.undo(&draft);
+        self.undo(rows, &draft);
         draft.clear();
         self.draft = draft;
         match result {

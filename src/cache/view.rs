@@ -55,7 +55,7 @@ impl<E: Evict> KvCache<E> {
             let Some(seq) = self.seqs.get(row.seq) else { continue };
             step.push(row.seq, 0, row.start, row.len);
             let group = &mut step.groups[0];
-            group.push_row(seq.table.ids(), row.start, row.len, 0);
+            group.push_row(|from| seq.table.ids_from(from), row.start, row.len, 0);
         }
         Ok(())
     }

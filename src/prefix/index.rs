@@ -343,11 +343,15 @@ impl PrefixIndex {
     fn remove(&mut self, id: u32) -> Parent {
         let parent = self.nodes[ix(id)].parent();
         let mut top = self.top(parent);
-        let key = Key {
-            tokens: tokens_of(&self.tokens, self.block_size, id),
-            extras: extras_of(&self.nodes, &self.extras, id),
-        };
-        self.forks.remove(&mut top, id, &key);
+        if top == id {
+            top = NIL;
+        } else {
+            let key = Key {
+                tokens: tokens_of(&self.tokens, self.block_size, id),
+                extras: extras_of(&self.nodes, &self.extras, id),
+            };
+            self.forks.remove(&mut top, id, &key);
+        }
         self.set_top(parent, top);
         if self.nodes[ix(id)].twins.flag() {
             self.extras.remove(&id);
@@ -436,7 +440,12 @@ impl PrefixIndex {
     /// Takes a block out of its node. A twin becomes the entry in its place.
     #[inline]
     pub(crate) fn vacate(&mut self, node: u32, block: BlockId, links: &mut Links) {
-        self.unlink(node, block, links);
+        if self.is_alone(block) {
+            self.nodes[ix(node)].entry.set(NIL);
+            self.withdraw(node);
+        } else {
+            self.unlink(node, block, links);
+        }
         self.drop_if_empty(node);
     }
 
@@ -707,5 +716,9 @@ fn same_tokens(held: &[TokenId], wanted: &[TokenId]) -> bool {
     if crate::planted::is(crate::planted::Bug::IdentityIgnoresLastToken) {
         return held.len() == wanted.len() && held.split_last().map(|x| x.1) == wanted.split_last().map(|x| x.1);
     }
-    held == wanted
+    // Eight tokens at a time, which the compiler compares at once: a call of `memcmp` costs more than a block of 16 does.
+    let (a, b) = (held.chunks_exact(8), wanted.chunks_exact(8));
+    let rest = (a.remainder(), b.remainder());
+    let differ = |(a, b): (&[TokenId], &[TokenId])| a.iter().zip(b).fold(0, |bits, (a, b)| bits | (a ^ b)) != 0;
+    held.len() == wanted.len() && !a.zip(b).any(differ) && (rest.0.is_empty() || rest.0 == rest.1)
 }

@@ -1,12 +1,13 @@
 //! A fixed little-endian encoding of a step, so that one rank plans and the others follow.
 //!
 //! ```text
-//! "PKS1" | id u64 (0: none) | rows u32 | groups u16 |
+//! "PKS2" | id u64 (0: none) | rows u32 | groups u16 |
 //! rows ×   { seq u64, skip u32, start u32, len u32 } |
-//! groups × { block_size u32, scratch u32 (2^32 - 1: none), copies u32, copies × { src u32, dst u32 },
-//!            rows × { blocks u32, unchanged u32 }, all blocks u32 … }
+//! groups × { block_size u32, scratch u32 (2^32 - 1: none), changes only u32 (0 or 1),
+//!            copies u32, copies × { src u32, dst u32 },
+//!            rows × { blocks u32, unchanged u32 }, all blocks u32 …, if changes only: query tokens × { slot u32 } }
 //! ```
-//! Slots follow from rows and tables and are not sent.
+//! Of a step with whole tables the slots follow and are not sent.
 
 use alloc::vec::Vec;
 
@@ -14,9 +15,9 @@ use smallvec::SmallVec;
 
 use super::{BlockCopy, GroupStep, Step, has_slots};
 use crate::error::MalformedStep;
-use crate::id::{BlockId, SeqId, StepId, ix, len32};
+use crate::id::{BlockId, SeqId, Slot, StepId, ix, len32};
 
-const MAGIC: [u8; 4] = *b"PKS1";
+const MAGIC: [u8; 4] = *b"PKS2";
 const NO_SCRATCH: u32 = u32::MAX;
 
 impl Step {
@@ -39,17 +40,21 @@ impl Step {
         for group in &self.groups {
             put(group.block_size);
             put(group.scratch.map_or(NO_SCRATCH, BlockId::get));
+            put(u32::from(group.changes_only));
             put(len32(group.copies.len()));
             for copy in &group.copies {
                 put(copy.src.get());
                 put(copy.dst.get());
             }
             for row in 0..self.rows.len() {
-                put(len32(group.table(row).len()));
+                put(len32(group.run(row).len()));
                 put(group.unchanged(row));
             }
             for block in &group.blocks {
                 put(block.get());
+            }
+            if group.changes_only {
+                group.slots.iter().for_each(|slot| put(slot.get()));
             }
         }
     }
@@ -138,6 +143,11 @@ impl Input<'_> {
         let scratch = self.u32()?;
         let scratch = if scratch == NO_SCRATCH { None } else { Some(valid(scratch)?) };
         group.clear(block_size, scratch);
+        group.changes_only = match self.u32()? {
+            0 => false,
+            1 => true,
+            _ => return fault("a flag is neither 0 nor 1"),
+        };
         for _ in 0..self.u32()? {
             let (src, dst) = (valid(self.u32()?)?, valid(self.u32()?)?);
             group.copies.push(BlockCopy { src, dst });
@@ -145,7 +155,9 @@ impl Input<'_> {
         let mut widths = Vec::new();
         for row in &step.rows {
             let (width, unchanged) = (self.u32()?, self.u32()?);
-            if width < row.seq_len().div_ceil(block_size) || unchanged > width {
+            let left_out = if group.changes_only { unchanged } else { 0 };
+            let Some(len) = width.checked_add(left_out) else { return fault("a table is too long") };
+            if len < row.seq_len().div_ceil(block_size) || unchanged > len {
                 return fault("a table is shorter than its row");
             }
             widths.push((width, unchanged));
@@ -161,7 +173,19 @@ impl Input<'_> {
             for _ in 0..width {
                 table.push(valid(self.u32()?)?);
             }
-            group.push_row(table.into_iter(), row.start, row.len, unchanged);
+            if group.changes_only {
+                group.push_changes(&table, unchanged);
+            } else {
+                let table = |from| table.get(ix(from)..).unwrap_or(&[]).iter().copied();
+                group.push_row(table, row.start, row.len, unchanged);
+            }
+        }
+        if group.changes_only {
+            for _ in 0..step.num_tokens() {
+                let slot = Slot::new(self.u32()?);
+                valid(slot.block(block_size).get())?;
+                group.slots.push(slot);
+            }
         }
         Ok(group)
     }

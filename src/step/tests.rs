@@ -8,6 +8,7 @@
 //!  2   2 5 6      8    1   8          6·4 + 0              9      3     1
 //! ```
 
+mod changes;
 mod encoding;
 
 use super::*;

@@ -19,6 +19,12 @@ pub trait IndexElem: Copy + sealed::Sealed {
 
     /// −1, which kernels read as "no slot", or `None` for an unsigned type.
     fn no_slot() -> Option<Self>;
+
+    /// The numbers of as many blocks as there are places.
+    ///
+    /// # Errors
+    /// [`WriteError::Overflow`] where the type is too small.
+    fn write_blocks(blocks: &[BlockId], out: &mut [Self]) -> Result<(), WriteError>;
 }
 
 mod sealed {
@@ -39,6 +45,17 @@ macro_rules! index_elem {
             #[inline]
             fn no_slot() -> Option<Self> {
                 $no_slot
+            }
+
+            #[inline]
+            fn write_blocks(blocks: &[BlockId], out: &mut [Self]) -> Result<(), WriteError> {
+                // One check for all, so that the loop is as fast as a copy.
+                let most = blocks.iter().fold(0, |most, block| most.max(block.get()));
+                Self::from_index(u64::from(most))?;
+                for (place, block) in out.iter_mut().zip(blocks) {
+                    *place = Self::try_from(block.get()).unwrap_or_default();
+                }
+                Ok(())
             }
         }
     )*};
@@ -90,6 +107,14 @@ impl<'a, I: IndexElem> Out<'a, I> {
         self.len += 1;
     }
 
+    fn extend(&mut self, blocks: &[BlockId]) -> Result<(), WriteError> {
+        if let Some(places) = self.buffer.get_mut(self.len..).and_then(|rest| rest.get_mut(..blocks.len())) {
+            I::write_blocks(blocks, places)?;
+        }
+        self.len += blocks.len();
+        Ok(())
+    }
+
     fn finish(self) -> Result<usize, WriteError> {
         if self.len > self.buffer.len() {
             return Err(WriteError::TooSmall { needed: self.len, given: self.buffer.len() });
@@ -102,6 +127,11 @@ impl Step {
     fn row_range(&self, rows: &Range<usize>) -> Result<&[StepRow], WriteError> {
         let all = self.rows();
         all.get(rows.clone()).ok_or(WriteError::NoSuchRows { end: rows.end, rows: all.len() })
+    }
+
+    fn whole_tables(&self) -> Result<&GroupStep, WriteError> {
+        let group = self.tables();
+        if group.changes_only { Err(WriteError::NoTables) } else { Ok(group) }
     }
 
     /// Query length and sequence length of a padding row.
@@ -200,7 +230,7 @@ impl Step {
         tables: &mut [I],
     ) -> Result<(), WriteError> {
         self.row_range(&rows)?;
-        let group = self.tables();
+        let group = self.whole_tables()?;
         let given = tables.len();
         if columns == 0 || given % columns != 0 || given / columns < rows.len() {
             let needed = rows.len().saturating_mul(columns.max(1));
@@ -227,9 +257,7 @@ impl Step {
             let fill = group.scratch.or(table.first().copied()).unwrap_or(BlockId::new(0));
             let fill = I::from_index(u64::from(fill.get()))?;
             let (held, behind) = out.split_at_mut(table.len());
-            for (place, block) in held.iter_mut().zip(table) {
-                *place = I::from_index(u64::from(block.get()))?;
-            }
+            I::write_blocks(table, held)?;
             behind.fill(fill);
         }
         Ok(())
@@ -253,7 +281,7 @@ impl Step {
         last_block_len: &mut [I],
     ) -> Result<usize, WriteError> {
         let metas = self.row_range(&rows)?;
-        let group = self.tables();
+        let group = self.whole_tables()?;
         let total = last_block_len.len();
         if total < metas.len() {
             return Err(WriteError::TooSmall { needed: metas.len(), given: total });
@@ -274,9 +302,7 @@ impl Step {
                     }
                 }
             };
-            for block in table.iter().take(ix(seq_len.div_ceil(block_size))) {
-                indices.push(u64::from(block.get()))?;
-            }
+            indices.extend(table.get(..ix(seq_len.div_ceil(block_size))).unwrap_or(table))?;
             indptr.push(indices.len as u64)?;
             last.push(u64::from((seq_len - 1) % block_size + 1))?;
         }
@@ -328,9 +354,7 @@ impl Step {
         let group: &GroupStep = self.tables();
         let metas = self.rows().get(rows.clone()).unwrap_or(&[]);
         metas.iter().zip(rows).flat_map(move |(meta, row)| {
-            let unchanged = group.unchanged(row);
-            let changed = group.table(row).get(ix(unchanged)..).unwrap_or(&[]);
-            changed.iter().zip(unchanged..).map(move |(&block, column)| TableEdit {
+            group.changed(row).iter().zip(group.unchanged(row)..).map(move |(&block, column)| TableEdit {
                 seq_index: meta.seq.index(),
                 column,
                 block,

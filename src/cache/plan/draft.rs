@@ -17,6 +17,10 @@ use crate::sequence::{Claim, Sequence};
 #[cfg_attr(test, derive(Clone))]
 #[derive(Debug, Default)]
 pub(in crate::cache) struct Draft {
+    /// Rows of the batch that were drafted.
+    pub(super) drafted: usize,
+    /// Those among them that are no *plain* appends, in order. A plain append is one certain token into a block that is
+    /// open, unshared, and stays open: most rows are, and all that there is to know of one stands in its sequence.
     pub(super) rows: Vec<DraftRow>,
     /// Nodes that rows adopt, row after row, each with the block that was held for it; `None` where a row before
     /// brings the block.
@@ -34,11 +38,12 @@ pub(in crate::cache) struct Draft {
     table_blocks: u64,
 }
 
+/// A row that is no plain append.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DraftRow {
+    /// Its place in the batch.
+    pub(super) row: usize,
     pub(super) seq: SeqId,
-    /// Whether the row is a plain append: one certain token into a block that is open, unshared, and stays open.
-    pub(super) plain: bool,
     /// Position of the first token.
     pub(super) start: u32,
     pub(super) count: u32,
@@ -70,6 +75,7 @@ impl DraftRow {
 impl Draft {
     pub(super) fn clear(&mut self) {
         let Self { rows, hits, nodes, promises, .. } = self;
+        self.drafted = 0;
         rows.clear();
         hits.clear();
         nodes.clear();
@@ -84,6 +90,7 @@ impl<E: Evict> KvCache<E> {
         self.plans += 1;
         for (index, row) in rows.iter().enumerate() {
             self.draft_row(index, row, draft)?;
+            draft.drafted += 1;
         }
         let shortfall = self.room(draft.needed, draft.claims_before, draft.claims_after);
         shortfall.map_err(PlanError::from)
@@ -130,8 +137,8 @@ impl<E: Evict> KvCache<E> {
         // From here on nothing fails.
         seq.mark = self.plans;
         let mut drafted = DraftRow {
+            row: index,
             seq: row.seq,
-            plain: false,
             start,
             count,
             hits: 0,
@@ -178,10 +185,17 @@ impl<E: Evict> KvCache<E> {
     }
 
     /// Undoes the first half, newest first, so that every list is as it was.
-    pub(super) fn undo(&mut self, draft: &Draft) {
+    pub(super) fn undo(&mut self, rows: &[Row<'_>], draft: &Draft) {
         let mut hits = draft.hits.iter().rev();
         let mut promises = draft.promises.iter().rev();
-        for row in draft.rows.iter().rev() {
+        let mut special = draft.rows.iter().rev().peekable();
+        for (index, row) in rows.iter().enumerate().take(draft.drafted).rev() {
+            let Some(row) = special.next_if(|special| special.row == index) else {
+                if let Some(seq) = self.seqs.get_mut(row.seq) {
+                    seq.tail.pop();
+                }
+                continue;
+            };
             promises.by_ref().take(ix(row.promises)).for_each(|&it| self.blocks.index.unpromise(it));
             let Some(seq) = self.seqs.get_mut(row.seq) else { continue };
             if let Some((tail, before)) = row.cow.and_then(|(index, before)| Some((seq.table.get(index)?, before))) {
@@ -197,13 +211,13 @@ impl<E: Evict> KvCache<E> {
     }
 }
 
-/// Drafts the row that most rows are, if it is one: see [`DraftRow::plain`]. It takes no block, names none, and leaves
-/// claims as they are; all that the general way would find out.
+/// Drafts the row that most rows are, if it is one: see [`Draft::rows`]. It takes no block, names none, and leaves claims
+/// as they are; all that the general way would find out.
 #[inline]
 fn draft_plain<E: Evict>(blocks: &Blocks<E>, seq: &mut Sequence, row: &Row<'_>, draft: &mut Draft) -> bool {
     let RowTokens::Ids(&[token]) = row.tokens else { return false };
     let start = seq.planned;
-    let (index, offset) = (start / blocks.block_size, start % blocks.block_size);
+    let (index, offset) = blocks.size.split(start);
     let stays_open = offset != 0 && offset + 1 < blocks.block_size;
     if !stays_open || row.drafts != 0 || (row.lookahead | seq.lookahead) != 0 || seq.table.len() != index + 1 {
         return false;
@@ -218,9 +232,6 @@ fn draft_plain<E: Evict>(blocks: &Blocks<E>, seq: &mut Sequence, row: &Row<'_>, 
         return false;
     }
     seq.tail.push(token);
-    let (table_target, claim) = (index + 1, seq.claim);
-    let (hits, promises, cow) = (0, 0, None);
-    draft.rows.push(DraftRow { seq: row.seq, plain: true, start, count: 1, hits, promises, cow, table_target, claim });
     true
 }
 

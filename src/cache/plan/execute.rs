@@ -8,7 +8,7 @@ use crate::block::BlockRef;
 use crate::cache::KvCache;
 use crate::cache::blocks::Blocks;
 use crate::cache::commit::{OpenRow, OpenStep};
-use crate::id::{BlockId, StepId, ix};
+use crate::id::{BlockId, SeqId, StepId, ix};
 use crate::step::{BlockCopy, Step};
 
 impl<E: Evict> KvCache<E> {
@@ -25,11 +25,12 @@ impl<E: Evict> KvCache<E> {
         open.start(id);
         let mut hits = draft.hits.iter().copied();
         let mut promises = draft.promises.iter().map(|promise| promise.node);
-        for (row, drafted) in rows.iter().zip(&draft.rows) {
-            if drafted.plain {
-                self.execute_plain(drafted, &mut open, step);
+        let mut special = draft.rows.iter().peekable();
+        for (index, row) in rows.iter().enumerate() {
+            let Some(drafted) = special.next_if(|special| special.row == index) else {
+                self.execute_plain(row.seq, &mut open, step);
                 continue;
-            }
+            };
             let hits = hits.by_ref().take(ix(drafted.hits));
             let promises = promises.by_ref().take(ix(drafted.promises));
             self.execute_row(row, drafted, hits, promises, &mut open, step);
@@ -40,26 +41,32 @@ impl<E: Evict> KvCache<E> {
 
     /// What [`execute_row`](Self::execute_row) does, of a row that takes no block and names none.
     #[inline]
-    fn execute_plain(&mut self, drafted: &DraftRow, open: &mut OpenStep, step: &mut Step) {
-        let Some(seq) = self.seqs.get_mut(drafted.seq) else { return };
-        let start = drafted.start;
+    fn execute_plain(&mut self, id: SeqId, open: &mut OpenStep, step: &mut Step) {
+        let Some(seq) = self.seqs.get_mut(id) else { return };
+        let start = seq.planned;
+        let (index, offset) = self.blocks.size.split(start);
+        let Some(tail) = seq.table.get(index).map(BlockRef::id) else { return };
         let unchanged = seq.table.take_unchanged();
         open.rows.push(OpenRow {
-            seq: drafted.seq,
+            seq: id,
             start,
             count: 1,
             drafts: 0,
             by_count: false,
             cow: false,
-            table_len: drafted.table_target,
+            table_len: seq.table.len(),
             lookahead: 0,
             unchanged,
         });
         seq.planned = start + 1;
         seq.open_rows += 1;
         seq.last_step = open.id().get();
-        step.groups[0].push_token(seq.table.ids(), start, unchanged);
-        step.push(drafted.seq, 0, start, 1);
+        step.groups[0].push_token(
+            |from| seq.table.ids_from(from),
+            tail.slot(offset, self.config.block_size),
+            unchanged,
+        );
+        step.push(id, 0, start, 1);
     }
 
     fn execute_row(
@@ -143,7 +150,7 @@ impl<E: Evict> KvCache<E> {
         counters.skipped_tokens += u64::from(skip);
         let (start, len) = (drafted.start + skip, drafted.count - skip);
         before.unchanged = seq.table.take_unchanged();
-        group.push_row(seq.table.ids(), start, len, before.unchanged);
+        group.push_row(|from| seq.table.ids_from(from), start, len, before.unchanged);
         step.push(row.seq, skip, start, len);
         open.rows.push(before);
     }

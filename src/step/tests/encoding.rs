@@ -33,14 +33,15 @@ fn planned() -> Step {
 
 #[test]
 fn a_step_is_these_bytes() {
-    let words: [u32; 15] = [
+    let words: [u32; 16] = [
         0,
         0,
         0,
         1,
         2, // the row: handle (index, generation), skip, start, len
         2,
-        u32::MAX, // block size, no scratch block
+        u32::MAX,
+        0, // block size, no scratch block, whole tables
         1,
         3,
         4, // one copy
@@ -50,10 +51,10 @@ fn a_step_is_these_bytes() {
         6, // all blocks
         0,
     ];
-    let mut expected = b"PKS1".to_vec();
+    let mut expected = b"PKS2".to_vec();
     expected.extend([0; 8]); // no id
     expected.extend([1, 0, 0, 0, 1, 0]); // one row, one group
-    words[..14].iter().for_each(|word| expected.extend(word.to_le_bytes()));
+    words[..15].iter().for_each(|word| expected.extend(word.to_le_bytes()));
     assert_eq!(encoded(&small()), expected);
 }
 
@@ -140,7 +141,7 @@ fn more_query_tokens_than_allowed_are_refused() {
 
 #[test]
 fn groups_do_not_multiply_the_query_tokens_that_are_allowed() {
-    // A row of 64 tokens in one large block: every further group takes 28 bytes and brings 64 slots.
+    // A row of 64 tokens in one large block: every further group takes 32 bytes and brings 64 slots.
     let row = TableRow { start: 0, len: 64, blocks: &[BlockId::new(0)] };
     let mut bytes = encoded(&Step::from_tables(64, &[row], &[]).unwrap());
     // The groups are counted in bytes 16 and 17, and the first one lies behind 18 bytes of head and 20 of the row.
@@ -161,7 +162,7 @@ fn a_row_that_no_step_has_does_not_panic() {
 
 #[test]
 fn other_bytes_are_no_step() {
-    for magic in [b"PKS0", b"PKS2", b"pks1"] {
+    for magic in [b"PKS1", b"PKS3", b"pks2"] {
         let mut bytes = encoded(&small());
         bytes[..4].copy_from_slice(magic);
         assert_eq!(Step::new().decode(&bytes, u32::MAX), Err(MalformedStep::BadMagic));
@@ -181,11 +182,12 @@ fn numbers_that_contradict_each_other_are_refused() {
     assert!(inconsistent(put(30, u32::MAX)), "positions beyond u32");
     assert!(inconsistent(put(34, 0)), "an empty row");
     assert!(inconsistent(put(38, 0)), "no block size");
-    assert!(inconsistent(put(50, 1 << 31)), "a copy of a block without slots");
-    assert!(inconsistent(put(58, 1)), "a table shorter than its row");
-    assert!(inconsistent(put(62, 3)), "more blocks unchanged than there are");
-    assert!(inconsistent(put(66, 1 << 31)), "a block without slots");
+    assert!(inconsistent(put(46, 2)), "a flag that is none");
+    assert!(inconsistent(put(54, 1 << 31)), "a copy of a block without slots");
+    assert!(inconsistent(put(62, 1)), "a table shorter than its row");
+    assert!(inconsistent(put(66, 3)), "more blocks unchanged than there are");
+    assert!(inconsistent(put(70, 1 << 31)), "a block without slots");
     // A table of 2^32 - 1 blocks that the bytes do not hold is not believed.
-    assert!(matches!(put(58, u32::MAX), Some(MalformedStep::Truncated { .. })));
+    assert!(matches!(put(62, u32::MAX), Some(MalformedStep::Truncated { .. })));
     assert_eq!(put(42, 1), None);
 }
