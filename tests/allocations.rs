@@ -78,3 +78,30 @@ fn a_sequence_that_has_ended_keeps_nothing_of_its_query() {
     let info = allocation_counter::measure(|| once(&extras));
     assert_eq!(info.bytes_current, 0, "{info:?}");
 }
+
+#[test]
+fn bookkeeping_takes_48_bytes_a_block_beside_the_kept_tokens() {
+    let bytes = |blocks: u32| {
+        let mut cache = None;
+        let config = CacheConfig::new(blocks, BLOCK_SIZE).with_scratch(false);
+        let info = allocation_counter::measure(|| cache = Some(KvCache::new(config).expect("valid")));
+        let mut cache = cache.expect("made");
+        // Full of content, so that every block has its place in the index.
+        let mut step = Step::new();
+        let filled = allocation_counter::measure(|| {
+            for from in (0..blocks * BLOCK_SIZE).step_by(4_096) {
+                let prompt: Vec<u32> = (from..from + 4_096).collect();
+                let seq = cache.create(&Scope::default(), &prompt, Query::default()).expect("room").seq;
+                let id = cache.plan(&[Row::ids(seq, &prompt)], &mut step).expect("room");
+                cache.commit_all(id).expect("open");
+                cache.free(seq, Release::Cache).expect("alive");
+            }
+        });
+        assert_eq!(cache.stats().cached, blocks);
+        info.bytes_current + filled.bytes_current
+    };
+    // What does not grow with the pool, buffers of plans among it, falls out of the difference.
+    let per_block = (bytes(32_768) - bytes(16_384)) as f64 / 16_384.0;
+    let tokens = f64::from(BLOCK_SIZE) * 4.0;
+    assert!(per_block - tokens <= 48.0, "{per_block} bytes, {tokens} of them tokens");
+}
