@@ -59,6 +59,15 @@ pub struct BlockCopy {
     pub dst: BlockId,
 }
 
+/// Where the table of a row lies.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct RowTable {
+    /// Where its blocks end in those of all rows. They begin where those of the row before end.
+    pub(crate) end: u32,
+    /// Leading blocks that are as in the last step that named the sequence.
+    pub(crate) unchanged: u32,
+}
+
 /// What one group of layers needs for a step: copies, slots, tables.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct GroupStep {
@@ -66,11 +75,9 @@ pub struct GroupStep {
     pub(crate) scratch: Option<BlockId>,
     pub(crate) copies: Vec<BlockCopy>,
     pub(crate) slots: Vec<Slot>,
-    /// Row `r` has the blocks `indptr[r] .. indptr[r + 1]`, lookahead included, or those of them that changed.
-    pub(crate) indptr: Vec<u32>,
+    pub(crate) rows: Vec<RowTable>,
+    /// The blocks of all rows, lookahead included, or those of them that changed.
     pub(crate) blocks: Vec<BlockId>,
-    /// Leading blocks of each row that are as in the last step that named the sequence.
-    pub(crate) unchanged: Vec<u32>,
     /// The unchanged blocks are left out of `blocks`.
     pub(crate) changes_only: bool,
 }
@@ -115,16 +122,15 @@ impl GroupStep {
     }
 
     fn run(&self, row: usize) -> &[BlockId] {
-        match self.indptr.get(row..).and_then(|rest| rest.get(..2)) {
-            Some(&[from, to]) => self.blocks.get(ix(from)..ix(to)).unwrap_or(&[]),
-            _ => &[],
-        }
+        let Some(table) = self.rows.get(row) else { return &[] };
+        let from = row.checked_sub(1).and_then(|before| self.rows.get(before)).map_or(0, |before| before.end);
+        self.blocks.get(ix(from)..ix(table.end)).unwrap_or(&[])
     }
 
     /// Leading blocks of row `row` that are the same as when a step last named its sequence. What is behind them is
     /// new to a storage that keeps one table row per sequence.
     pub fn unchanged(&self, row: usize) -> u32 {
-        self.unchanged.get(row).copied().unwrap_or(0)
+        self.rows.get(row).map_or(0, |table| table.unchanged)
     }
 
     pub(crate) fn clear(&mut self, block_size: u32, scratch: Option<BlockId>) {
@@ -132,25 +138,12 @@ impl GroupStep {
         self.scratch = scratch;
         self.copies.clear();
         self.slots.clear();
-        self.indptr.clear();
-        self.indptr.push(0);
+        self.rows.clear();
         self.blocks.clear();
-        self.unchanged.clear();
     }
 
-    /// Appends the table of a row, whose blocks from an index on `table` gives, and its one slot.
-    #[inline]
-    pub(crate) fn push_token<I: Iterator<Item = BlockId>>(
-        &mut self,
-        table: impl Fn(u32) -> I,
-        slot: Slot,
-        unchanged: u32,
-    ) {
-        self.push_table(table, unchanged);
-        self.slots.push(slot);
-    }
-
-    /// Appends the table of a row and the slots of its positions `start .. start + len`, which the table covers.
+    /// Appends the table of a row, whose blocks from an index on `table` gives, and its slots: those of the positions
+    /// `start .. start + len`, which the table covers.
     pub(crate) fn push_row<I: Iterator<Item = BlockId>>(
         &mut self,
         table: impl Fn(u32) -> I,
@@ -158,8 +151,13 @@ impl GroupStep {
         len: u32,
         unchanged: u32,
     ) {
-        let mut blocks = table(start / self.block_size);
-        self.push_table(table, unchanged);
+        let row = self.push_blocks(&table, unchanged);
+        self.rows.push(row);
+        self.push_slots(table(start / self.block_size), start, len);
+    }
+
+    /// Appends the slots of the positions `start .. start + len`, in `blocks` from the one that `start` lies in.
+    pub(crate) fn push_slots(&mut self, mut blocks: impl Iterator<Item = BlockId>, start: u32, len: u32) {
         let mut offset = start % self.block_size;
         let mut left = len;
         while left > 0 {
@@ -176,15 +174,24 @@ impl GroupStep {
     /// Appends what changed of a table, as it was sent.
     fn push_changes(&mut self, changed: &[BlockId], unchanged: u32) {
         self.blocks.extend_from_slice(changed);
-        self.indptr.push(len32(self.blocks.len()));
-        self.unchanged.push(unchanged);
+        self.rows.push(RowTable { end: len32(self.blocks.len()), unchanged });
     }
 
+    /// Appends the blocks of a table; returns where they lie.
     #[inline]
-    fn push_table<I: Iterator<Item = BlockId>>(&mut self, table: impl Fn(u32) -> I, unchanged: u32) {
-        self.blocks.extend(table(if self.changes_only { unchanged } else { 0 }));
-        self.indptr.push(len32(self.blocks.len()));
-        self.unchanged.push(unchanged);
+    pub(crate) fn push_blocks<I: Iterator<Item = BlockId>>(
+        &mut self,
+        table: impl Fn(u32) -> I,
+        unchanged: u32,
+    ) -> RowTable {
+        if !self.changes_only {
+            self.blocks.extend(table(0));
+        } else {
+            for block in table(unchanged) {
+                self.blocks.push(block);
+            }
+        }
+        RowTable { end: len32(self.blocks.len()), unchanged }
     }
 }
 
@@ -198,11 +205,7 @@ pub struct Step {
 
 impl Default for Step {
     fn default() -> Self {
-        Self {
-            id: None,
-            rows: Vec::new(),
-            groups: smallvec![GroupStep { indptr: alloc::vec![0], ..Default::default() }],
-        }
+        Self { id: None, rows: Vec::new(), groups: smallvec![GroupStep::default()] }
     }
 }
 
@@ -321,6 +324,11 @@ impl Step {
         self.rows.push(StepRow { seq, skip, start, len, first_token });
         true
     }
+}
+
+impl StepRow {
+    /// A place for a row.
+    pub(crate) const BLANK: Self = Self { seq: SeqId::from_u64(0), skip: 0, start: 0, len: 0, first_token: 0 };
 }
 
 /// Whether every slot of the block has a `u32` number.

@@ -64,6 +64,19 @@ impl OpenStep {
 }
 
 impl OpenRow {
+    /// A place for a row.
+    pub(super) const BLANK: Self = Self {
+        seq: SeqId::from_u64(0),
+        start: 0,
+        count: 0,
+        drafts: 0,
+        by_count: false,
+        cow: false,
+        table_len: 0,
+        lookahead: 0,
+        unchanged: 0,
+    };
+
     /// How many tokens an outcome accepts, if it may.
     fn accepted(&self, row: usize, outcome: &Outcome<'_>) -> Result<u32, StepError> {
         let most = self.count;

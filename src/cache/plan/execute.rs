@@ -1,5 +1,7 @@
 //! The second half of a plan: takes what the first half counted. Cannot fail.
 
+use alloc::vec::Vec;
+
 use crate::evict::Evict;
 
 use super::draft::{Draft, DraftRow};
@@ -7,9 +9,18 @@ use super::{Row, RowTokens};
 use crate::block::BlockRef;
 use crate::cache::KvCache;
 use crate::cache::blocks::Blocks;
-use crate::cache::commit::{OpenRow, OpenStep};
+use crate::cache::commit::OpenRow;
 use crate::id::{BlockId, SeqId, StepId, ix};
-use crate::step::{BlockCopy, Step};
+use crate::step::{BlockCopy, GroupStep, RowTable, Step, StepRow};
+
+/// Where a row is written.
+struct Places<'a> {
+    meta: &'a mut StepRow,
+    table: &'a mut RowTable,
+    before: &'a mut OpenRow,
+    group: &'a mut GroupStep,
+    published: &'a mut Vec<BlockId>,
+}
 
 impl<E: Evict> KvCache<E> {
     /// The second half.
@@ -23,61 +34,62 @@ impl<E: Evict> KvCache<E> {
         }
         let mut open = self.spare.pop().unwrap_or_default();
         open.start(id);
+        let Step { rows: metas, groups, .. } = step;
+        let group = &mut groups[0];
+        // Every row has its place in advance: it is written there and not pushed.
+        let mut tables = core::mem::take(&mut group.rows);
+        tables.resize(rows.len(), RowTable::default());
+        metas.resize(rows.len(), StepRow::BLANK);
+        open.rows.resize(rows.len(), OpenRow::BLANK);
         let mut hits = draft.hits.iter().copied();
         let mut promises = draft.promises.iter().map(|promise| promise.node);
         let mut special = draft.rows.iter().peekable();
-        for (index, row) in rows.iter().enumerate() {
-            let Some(drafted) = special.next_if(|special| special.row == index) else {
-                self.execute_plain(row.seq, &mut open, step);
-                continue;
-            };
-            let hits = hits.by_ref().take(ix(drafted.hits));
-            let promises = promises.by_ref().take(ix(drafted.promises));
-            self.execute_row(row, drafted, hits, promises, &mut open, step);
+        let mut first_token = 0;
+        let places = metas.iter_mut().zip(&mut tables).zip(&mut open.rows);
+        for ((index, row), ((meta, table), before)) in rows.iter().enumerate().zip(places) {
+            let into = Places { meta, table, before, group, published: &mut open.published };
+            if let Some(drafted) = special.next_if(|special| special.row == index) {
+                let hits = hits.by_ref().take(ix(drafted.hits));
+                let promises = promises.by_ref().take(ix(drafted.promises));
+                self.execute_row(row, drafted, id, hits, promises, into);
+            } else {
+                self.execute_plain(row.seq, id, into);
+            }
+            meta.first_token = first_token;
+            first_token += meta.len;
         }
+        group.rows = tables;
         self.open.push_back(open);
         id
     }
 
     /// What [`execute_row`](Self::execute_row) does, of a row that takes no block and names none.
     #[inline]
-    fn execute_plain(&mut self, id: SeqId, open: &mut OpenStep, step: &mut Step) {
+    fn execute_plain(&mut self, id: SeqId, step: StepId, into: Places<'_>) {
         let Some(seq) = self.seqs.get_mut(id) else { return };
         let start = seq.planned;
         let (index, offset) = self.blocks.size.split(start);
         let Some(tail) = seq.table.get(index).map(BlockRef::id) else { return };
         let unchanged = seq.table.take_unchanged();
-        open.rows.push(OpenRow {
-            seq: id,
-            start,
-            count: 1,
-            drafts: 0,
-            by_count: false,
-            cow: false,
-            table_len: seq.table.len(),
-            lookahead: 0,
-            unchanged,
-        });
+        *into.before = OpenRow { seq: id, start, count: 1, table_len: index + 1, unchanged, ..OpenRow::BLANK };
         seq.planned = start + 1;
         seq.open_rows += 1;
-        seq.last_step = open.id().get();
-        step.groups[0].push_token(
-            |from| seq.table.ids_from(from),
-            tail.slot(offset, self.config.block_size),
-            unchanged,
-        );
-        step.push(id, 0, start, 1);
+        seq.last_step = step.get();
+        *into.table = into.group.push_blocks(|from| seq.table.ids_from(from), unchanged);
+        into.group.slots.push(tail.slot(offset, self.config.block_size));
+        *into.meta = StepRow { seq: id, start, len: 1, ..StepRow::BLANK };
     }
 
     fn execute_row(
         &mut self,
         row: &Row<'_>,
         drafted: &DraftRow,
+        step: StepId,
         hits: impl Iterator<Item = (u32, Option<BlockId>)>,
         promises: impl Iterator<Item = u32>,
-        open: &mut OpenStep,
-        step: &mut Step,
+        into: Places<'_>,
     ) {
+        let Places { group, published, .. } = into;
         let Self { blocks, seqs, config, reserved, counters, .. } = self;
         let Some(seq) = seqs.get_mut(row.seq) else { return };
         let block_size = config.block_size;
@@ -111,7 +123,6 @@ impl<E: Evict> KvCache<E> {
                 blocks.pool.policy_mut().retain(block, retention);
             }
         }
-        let group = &mut step.groups[0];
         if let Some((index, _)) = drafted.cow.filter(|_| drafted.copies()) {
             if let Some(dst) = allocate(blocks) {
                 let dst_id = dst.id();
@@ -137,22 +148,23 @@ impl<E: Evict> KvCache<E> {
         let first = (drafted.start + skip) / block_size;
         for (node, index) in promises.zip(first..) {
             let Some(block) = seq.table.get(index).map(BlockRef::id) else { continue };
-            blocks.publish(node, block, open.id().get());
-            open.published.push(block);
+            blocks.publish(node, block, step.get());
+            published.push(block);
         }
         seq.planned = drafted.start + drafted.count;
         seq.lookahead = row.lookahead;
         seq.open_rows += 1;
         seq.unknown_rows += u32::from(matches!(row.tokens, RowTokens::Count(_)));
-        seq.last_step = open.id().get();
+        seq.last_step = step.get();
         *reserved = *reserved - seq.claim.blocks + drafted.claim.blocks;
         seq.claim = drafted.claim;
         counters.skipped_tokens += u64::from(skip);
         let (start, len) = (drafted.start + skip, drafted.count - skip);
         before.unchanged = seq.table.take_unchanged();
-        group.push_row(|from| seq.table.ids_from(from), start, len, before.unchanged);
-        step.push(row.seq, skip, start, len);
-        open.rows.push(before);
+        *into.table = group.push_blocks(|from| seq.table.ids_from(from), before.unchanged);
+        group.push_slots(seq.table.ids_from(start / block_size), start, len);
+        *into.meta = StepRow { seq: row.seq, skip, start, len, first_token: 0 };
+        *into.before = before;
     }
 }
 
