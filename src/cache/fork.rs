@@ -229,8 +229,15 @@ impl<E: Evict> KvCache<E> {
                 shrink(&mut self.blocks, &mut sequence, 0, fence);
             }
             Release::Discard => {
+                let tail = sequence.committed % self.config.block_size != 0;
+                let tail = tail.then(|| sequence.committed / self.config.block_size);
                 while let Some(block) = sequence.table.pop() {
-                    self.blocks.discard(block, fence);
+                    if tail == Some(sequence.table.len()) {
+                        // A tail with a name is a block that others computed, and that it found in part.
+                        self.blocks.release(block, fence);
+                    } else {
+                        self.blocks.discard(block, fence);
+                    }
                 }
             }
         }
