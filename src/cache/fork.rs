@@ -16,7 +16,8 @@ pub enum Release {
     /// It stays in the cache until its blocks are needed: a prompt may come again.
     #[default]
     Cache,
-    /// It is given up at once, so that the leavings of lost beams do not push out prefixes.
+    /// It is given up at once, so that the leavings of lost beams do not push out prefixes; but not a block on which
+    /// others build, nor one that was shared only in part.
     Discard,
 }
 
