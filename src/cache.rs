@@ -125,7 +125,7 @@ pub struct Stats {
     pub cached: u32,
     /// Blocks that come back at a [`retire`](KvCache::retire).
     pub pending: u32,
-    /// Blocks that sequences hold.
+    /// Blocks that sequences and pins hold.
     pub held: u32,
     /// Of these, blocks with more than one reference.
     pub shared: u32,
@@ -150,7 +150,8 @@ pub struct Stats {
     pub skipped_tokens: u64,
     /// Copies planned, ever.
     pub copies: u64,
-    /// Cached blocks that lost their content to an allocation, ever.
+    /// Blocks whose content was lost to an allocation, ever: cached ones, and those that a hit shared in part and
+    /// overwrote, since there was no other left to copy to.
     pub evictions: u64,
     /// Sums over blocks evicted while [`CacheConfig::ages`] is on, in units of the caller's clock: time from when their
     /// content could be found to when it went. Divided by `aged_evictions` it is the mean life of content.
@@ -309,7 +310,7 @@ impl<E: Evict> KvCache<E> {
         self.open.iter().map(OpenStep::id)
     }
 
-    /// References to a block that sequences hold, those included that wait for a commit.
+    /// References to a block that sequences and pins hold, those included that wait for a commit.
     pub fn refs(&self, block: BlockId) -> u32 {
         self.blocks.pool.refs(block)
     }

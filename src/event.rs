@@ -33,7 +33,10 @@ impl core::error::Error for Refused {}
 
 /// Who is told. Any `FnMut(&Event) -> Result<(), Refused> + Send` is one.
 ///
-/// A sink that panics unwinds through the call that caused the event; the cache is whole, and offers the event again.
+/// It is called inside of a call of the cache, with whatever lock that is under: it should take note and return, and
+/// cannot call the cache. A sink that panics unwinds through the call that caused the event; that call has done its work, the
+/// cache is whole, and offers the event again. What such a call would have returned is lost: a plan's id is among the
+/// [`open_steps`](crate::KvCache::open_steps).
 pub trait EventSink: Send {
     /// Takes note of an event.
     ///

@@ -62,7 +62,8 @@ pub trait Evict: Debug {
     /// A held block got content that others can find from now on.
     fn stored(&mut self, _block: BlockId, _content: &Content<'_>) {}
 
-    /// A request found the content of a block, candidate or not, and takes a reference.
+    /// A request found the content of a block, candidate or not, and takes a reference. Where an open step computes the
+    /// content, this comes before [`stored`](Self::stored); and that never comes if the step is aborted.
     fn reused(&mut self, _block: BlockId) {}
 
     /// A request that stored or reused a block has said how to keep it.

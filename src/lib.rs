@@ -53,20 +53,24 @@
 //! | [`storage`] | the trait of the data plane, and the CPU storage |
 //! | [`layout`] | geometry and sizing |
 //! | [`prefix`] | scopes, extras, queries |
+//! | [`evict`] | which idle block goes first: the trait, and least recently used |
 //! | [`event`] | what became findable, for routers; identities are in [`prefix::hash`] |
 //! | [`block`], [`table`], [`sequence`] | the parts, for engines that want those only |
+//! | [`list`] | lists of blocks without allocation, for policies |
 //! | `sync` | the cache behind a mutex (feature `parking_lot`) |
 //! | [`error`], [`id`] | errors with numbers in them, ids that do not mix |
 //!
 //! # Words
 //! *slot*: block × block size + offset · *tail*: a sequence's one open block · *sealed*: full and immutable · *cached*:
-//! idle, contents kept · *hit*: what of a prompt was found · *evict*: a cached block loses its content · *lookahead*:
-//! blocks for tokens that a later launch writes without planning · *shortfall*: what is missing.
+//! idle, contents kept · *hit*: what of a prompt was found · *part*: leading tokens of a block that a hit ends in ·
+//! *twins*: blocks of equal content · *pin*: a prefix held without a sequence · *evict*: a cached block loses its content
+//! to an allocation · *invalidate*: content can be found no more · *lookahead*: blocks for tokens that a later launch
+//! writes without planning · *shortfall*: what is missing.
 //!
 //! # Features
 //! `std` (default): the CPU storage. `rayon` (default): its threads. `parking_lot`: the `sync` module.
-//! `sha256`, `blake3`: identities of blocks for other processes, in [`prefix::hash`]. `events`: [`event`]s as vLLM
-//! publishes them. These three need no `std`. No feature changes a result.
+//! `sha256`, `blake3`: identities of blocks for other processes, in [`prefix::hash`]. `events`: the encoding of [`event`]s
+//! as vLLM publishes them. These three need no `std`. No feature changes a result.
 //!
 //! # When not to use this crate
 //! For one sequence at a time with memory to spare, a contiguous tensor per layer is simpler. For kernels that read only

@@ -1,8 +1,9 @@
 //! What a block's content is called, and how it is found again.
 //!
 //! Floor 1. The identity of a block is its parent's identity, its tokens, and the extras that overlap it; the parent of
-//! a first block is the *scope*. Inside the process a hit is decided by comparing all of these, never by a hash alone:
-//! a collision is a miss, and nobody gets somebody else's K and V, even under a hasher that always collides.
+//! a first block is the *scope*. Inside the process a hit is decided by comparing all of these: blocks are found by
+//! walking a tree of contents, scopes by a hash and a comparison. Nobody gets somebody else's K and V, even under a hash
+//! that always collides. Identities by hash, in [`hash`], are for what leaves the process.
 
 pub(crate) mod change;
 pub mod hash;

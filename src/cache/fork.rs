@@ -16,7 +16,8 @@ pub enum Release {
     /// It stays in the cache until its blocks are needed: a prompt may come again.
     #[default]
     Cache,
-    /// It is given up at once, so that the leavings of lost beams do not push out prefixes.
+    /// It is given up at once, so that the leavings of lost beams do not push out prefixes; but not a block on which
+    /// others build, nor one that was shared only in part.
     Discard,
 }
 
@@ -229,8 +230,15 @@ impl<E: Evict> KvCache<E> {
                 shrink(&mut self.blocks, &mut sequence, 0, fence);
             }
             Release::Discard => {
+                let tail = sequence.committed % self.config.block_size != 0;
+                let tail = tail.then(|| sequence.committed / self.config.block_size);
                 while let Some(block) = sequence.table.pop() {
-                    self.blocks.discard(block, fence);
+                    if tail == Some(sequence.table.len()) {
+                        // A tail with a name is a block that others computed, and that it found in part.
+                        self.blocks.release(block, fence);
+                    } else {
+                        self.blocks.discard(block, fence);
+                    }
                 }
             }
         }

@@ -3,12 +3,15 @@
 use alloc::vec::Vec;
 
 use super::KvCache;
+use super::blocks::Blocks;
+use crate::block::BlockRef;
 use crate::evict::Evict;
 use crate::id::BlockId;
 use crate::prefix::Scope;
 use crate::prefix::change::Event;
 use crate::prefix::hash::Digest;
 use crate::prefix::index::Parent;
+use crate::table::BlockTable;
 
 /// What to invalidate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,7 +33,7 @@ impl<E: Evict> KvCache<E> {
     /// their content's name.
     ///
     /// # Complexity
-    /// O(blocks that lose their name + sequences, for a block or identity times their blocks); by identity also
+    /// O(blocks that lose their name + sequences), for a block without a name times their blocks; by identity also
     /// O(content of the cache), with one call of the hasher for each block whose identity was not asked for before.
     pub fn invalidate(&mut self, what: Invalidate<'_>) -> u32 {
         let count = match what {
@@ -42,7 +45,7 @@ impl<E: Evict> KvCache<E> {
             },
             Invalidate::Block(block) => match self.blocks.node_of(block) {
                 Some(node) => self.invalidate_node(node),
-                None => 0,
+                None => self.invalidate_nameless(block),
             },
         };
         self.deliver();
@@ -87,17 +90,51 @@ impl<E: Evict> KvCache<E> {
     fn invalidate_node(&mut self, node: u32) -> u32 {
         // Who holds a block of this node has its content, whole or in part, in front of all that it computes. Blocks
         // further down are held only together with it.
-        let block_size = self.config.block_size;
         let index = self.depth(node);
+        let is_bad = |blocks: &Blocks<E>, block| blocks.node_of(block) == Some(node);
+        let copied = self.keep_nameless(
+            |blocks, table| table.get(index).is_some_and(|block| is_bad(blocks, block.id())).then_some(index),
+            is_bad,
+        );
+        self.blocks.clear(node) + self.invalidate_copies(&copied)
+    }
+
+    /// An open tail, or what is anonymous anyway.
+    fn invalidate_nameless(&mut self, bad: BlockId) -> u32 {
+        let at =
+            |_: &Blocks<E>, table: &BlockTable| table.ids().zip(0..).find(|&(block, _)| block == bad).map(|at| at.1);
+        let copied = self.keep_nameless(at, |_, block| block == bad);
+        self.invalidate_copies(&copied)
+    }
+
+    /// Sees to it that no sequence names what it computes behind bad content: `at` says where it stands in a table, and
+    /// `is_bad` whether it is in a block. Returns the names of copies of it that open steps are computing.
+    fn keep_nameless(
+        &mut self,
+        at: impl Fn(&Blocks<E>, &BlockTable) -> Option<u32>,
+        is_bad: impl Fn(&Blocks<E>, BlockId) -> bool,
+    ) -> Vec<u32> {
+        let block_size = self.config.block_size;
         let Self { seqs, blocks, .. } = self;
+        let mut copied = Vec::new();
         for (_, sequence) in seqs.iter_mut() {
-            let displaced = sequence.displaced.as_ref().filter(|displaced| displaced.0 == index);
-            let held = displaced.map(|displaced| &displaced.1).into_iter().chain(sequence.table.get(index));
-            if held.into_iter().any(|block| blocks.node_of(block.id()) == Some(node)) {
-                sequence.anonymous_from = sequence.anonymous_from.min(index * block_size);
-            }
+            let displaced = sequence.displaced.as_ref().filter(|displaced| is_bad(blocks, displaced.1.id()));
+            let displaced = displaced.map(|displaced| displaced.0);
+            let Some(index) = displaced.or_else(|| at(blocks, &sequence.table)) else { continue };
+            sequence.anonymous_from = sequence.anonymous_from.min(index * block_size);
+            // What took its place is a copy of it; or a hit, which is as good as it was if it is computed.
+            let copy = sequence.table.get(index).filter(|_| displaced.is_some()).map(BlockRef::id);
+            let copy = copy.filter(|&block| !blocks.index.is_computed(block) && !is_bad(blocks, block));
+            copied.extend(copy.and_then(|block| blocks.node_of(block)));
         }
-        self.blocks.clear(node)
+        copied.sort_unstable();
+        copied.dedup();
+        copied
+    }
+
+    fn invalidate_copies(&mut self, nodes: &[u32]) -> u32 {
+        // Nobody shares a part of what is not computed, so that there are no copies of these.
+        nodes.iter().map(|&node| self.invalidate_node(node)).sum()
     }
 
     /// Blocks before those of a node.

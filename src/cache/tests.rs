@@ -1,16 +1,28 @@
 //! The laws of the cache, one test each; the simulation covers their combinations.
 
 mod aborts;
+mod counts;
+mod events;
 mod forks;
 mod hazards;
 mod identity;
+mod invalidation;
 mod lengths;
+mod parts;
+mod pins;
+mod policy;
 mod room;
+mod rules;
+mod twins;
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
+use std::sync::Mutex;
 
 use super::*;
 use crate::error::{CreateError, PlanError, StepError};
+use crate::event::Event;
+use crate::prefix::hash::{BlockHasher, Digest, Hashed};
 use crate::prefix::{Query, Scope};
 use crate::step::Step;
 
@@ -34,6 +46,78 @@ fn sequence_of(cache: &mut KvCache, tokens: &[u32]) -> SeqId {
 
 fn tokens(range: core::ops::Range<u32>) -> Vec<u32> {
     range.collect()
+}
+
+/// Tokens that a prompt would find.
+fn found<E: Evict>(cache: &KvCache<E>, prompt: &[u32]) -> u32 {
+    cache.peek(&Scope::default(), prompt, Query::default()).unwrap().cached_tokens
+}
+
+/// The blocks of a sequence.
+fn blocks_of<E: Evict>(cache: &KvCache<E>, seq: SeqId) -> Vec<u32> {
+    cache.sequence(seq).unwrap().table().ids().map(BlockId::get).collect()
+}
+
+/// A sequence that computes all of its prompt itself, whatever can be found, and can be found.
+fn twin_of(cache: &mut KvCache, prompt: &[u32]) -> SeqId {
+    let seq = cache.create(&Scope::default(), prompt, Query::default().with_max_hit(0)).unwrap().seq;
+    assert_eq!(run(cache, seq, prompt).rows()[0].skip, 0);
+    seq
+}
+
+/// A sequence that shares nothing, in so many blocks.
+fn filler(cache: &mut KvCache, blocks: u32) -> SeqId {
+    let tokens = tokens(0..blocks * cache.block_size());
+    let seq = cache.create(&Scope::default(), &tokens, Query::default().with_private(true)).unwrap().seq;
+    run(cache, seq, &tokens);
+    seq
+}
+
+/// Identities that need no feature: four hashes with four seeds.
+struct Fold;
+
+impl BlockHasher for Fold {
+    fn identity(&self, block: &Hashed<'_>) -> Digest {
+        let scope = block.parent.is_none().then_some(block.scope);
+        let mut digest = [0; 32];
+        for (lane, seed) in digest.chunks_exact_mut(8).zip(0..) {
+            let hasher = foldhash::fast::FixedState::with_seed(seed);
+            let hash = core::hash::BuildHasher::hash_one(&hasher, (block.parent, scope, block.tokens, block.extras));
+            lane.copy_from_slice(&hash.to_le_bytes());
+        }
+        digest
+    }
+}
+
+/// What a sink was told and nobody has read yet.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<Event>>>);
+
+impl Told {
+    /// Listens to a cache from now on.
+    fn by<E: Evict>(cache: &mut KvCache<E>) -> Self {
+        let told = Self::default();
+        let log = told.0.clone();
+        cache.set_events(Fold, move |event: &Event| {
+            log.lock().unwrap().push(event.clone());
+            Ok(())
+        });
+        told
+    }
+
+    fn take(&self) -> Vec<Event> {
+        core::mem::take(&mut *self.0.lock().unwrap())
+    }
+
+    /// Events as `+ position of the first token`, `-`, and `0` for a clear.
+    fn short(&self) -> Vec<alloc::string::String> {
+        let short = |event| match event {
+            Event::Stored(stored) => alloc::format!("+{}", stored.start),
+            Event::Removed { .. } => "-".into(),
+            Event::Cleared => "0".into(),
+        };
+        self.take().into_iter().map(short).collect()
+    }
 }
 
 #[test]

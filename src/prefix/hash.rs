@@ -22,6 +22,8 @@ pub use self::blake3::Blake3;
 #[cfg(feature = "sha256")]
 pub use self::sha256_cbor::Sha256Cbor;
 
+use alloc::boxed::Box;
+
 use super::{Extra, Query, Scope};
 use crate::error::CreateError;
 use crate::id::{TokenId, ix, len32};
@@ -59,9 +61,17 @@ impl<'a> Hashed<'a> {
 
 /// Makes identities. Two blocks that differ in anything of [`Hashed`] must have different ones; a parent stands for the
 /// scope and the position, which are its own and what follows from it.
+///
+/// A cache calls it in the middle of its own calls: it must not panic.
 pub trait BlockHasher: Send + Sync {
     /// The identity of a block.
     fn identity(&self, block: &Hashed<'_>) -> Digest;
+}
+
+impl<H: BlockHasher + ?Sized> BlockHasher for Box<H> {
+    fn identity(&self, block: &Hashed<'_>) -> Digest {
+        (**self).identity(block)
+    }
 }
 
 /// The identities of a prompt's full blocks, first to last: for whoever hashes prompts without a cache, as routers do.

@@ -6,7 +6,6 @@
 //! ```
 
 mod options;
-mod watch;
 mod workload;
 
 use std::error::Error;

@@ -207,3 +207,40 @@ fn tokens_that_are_told_at_commit_are_found() {
     let peek = |prompt: &[u32]| cache.peek(&Scope::default(), prompt, Query::default()).unwrap().cached_tokens;
     assert_eq!((peek(&[1, 2, 3, 4, 0]), peek(&[1, 2, 0, 0, 0])), (4, 2));
 }
+
+#[test]
+fn keys_of_any_length_are_told_apart() {
+    // None, one byte, a null byte, and a million of them that differ in the last.
+    let long = alloc::vec![7; 1 << 20];
+    let mut other = long.clone();
+    other[(1 << 20) - 1] ^= 1;
+    let keys = [&[][..], &[0], &[0, 0], &[7], &long, &other, &long[1..]];
+    for (first, a) in keys.iter().enumerate() {
+        for (second, b) in keys.iter().enumerate() {
+            let expected = if first == second { 8 } else { 0 };
+            let plain = Scope::default();
+            assert_eq!(across(&plain.clone().with_salt(a), &plain.clone().with_salt(b)), expected);
+            assert_eq!(across(&plain.clone().with_model(a), &plain.clone().with_model(b)), expected);
+            let named = |name| plain.clone().with_adapter(name, u64::MAX);
+            assert_eq!(across(&named(a), &named(b)), expected);
+        }
+    }
+}
+
+#[test]
+fn every_token_id_is_a_token() {
+    // The ends of the type are no marks for anything, and neither are placeholders of tokens by count.
+    const MOST: u32 = u32::MAX;
+    let scope = Scope::default();
+    let prompt = [MOST, 0, MOST, MOST, 0, 0, 0, 0, MOST];
+    let plain = Query::default();
+    assert_eq!(found((&scope, &prompt, plain), (&scope, &prompt, plain)), 8);
+    for (at, expected) in [(0, 0), (1, 1), (3, 3), (7, 7), (8, 8)] {
+        let mut other = prompt;
+        other[at] = !other[at];
+        assert_eq!(found((&scope, &prompt, plain), (&scope, &other, plain)), expected, "position {at}");
+    }
+    // Extras at the last positions there are.
+    let far = [Extra::new(MOST - 1..MOST, [MOST.to_be_bytes()[0]; 32])];
+    assert_eq!(found((&scope, &prompt, plain.with_extras(&far)), (&scope, &prompt, plain)), 8);
+}
