@@ -65,6 +65,10 @@ pub(crate) trait Paged {
     /// many table entries were written.
     fn plan_with_csr(&mut self, tokens: &[u32]) -> usize;
 
+    /// Plans a decode step, one token per living sequence, for a storage that keeps the tables. Returns how many entries
+    /// of them changed.
+    fn plan_with_edits(&mut self, tokens: &[u32]) -> usize;
+
     /// Commits that step.
     fn commit(&mut self);
 }

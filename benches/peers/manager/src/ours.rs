@@ -40,6 +40,8 @@ pub(crate) fn entrant(policy: Policy) -> Entrant {
 struct Ours<E> {
     cache: KvCache<E>,
     step: Step,
+    /// Without whole tables, as the peers plan.
+    changes: Step,
     scope: Scope,
     living: Vec<SeqId>,
     /// Sequences of blocks taken by count, and their open steps.
@@ -55,6 +57,7 @@ impl<E: Evict> Ours<E> {
         Self {
             cache,
             step: Step::new(),
+            changes: Step::of_changes(),
             scope: Scope::default(),
             living: Vec::new(),
             blank: Vec::new(),
@@ -71,10 +74,10 @@ impl<E: Evict> Ours<E> {
         }
     }
 
-    fn plan_tokens(&mut self, tokens: &[u32]) -> StepId {
+    /// One token for each living sequence.
+    fn rows<'a>(&self, tokens: &'a [u32]) -> Vec<Row<'a>> {
         assert_eq!(tokens.len(), self.living.len());
-        let rows: Vec<_> = self.living.iter().zip(tokens.chunks(1)).map(|(&seq, token)| Row::ids(seq, token)).collect();
-        self.cache.plan(&rows, &mut self.step).expect("room")
+        self.living.iter().zip(tokens.chunks(1)).map(|(&seq, token)| Row::ids(seq, token)).collect()
     }
 }
 
@@ -108,9 +111,9 @@ impl<E: Evict> Manager for Ours<E> {
         for step in tokens.chunks(self.living.len()) {
             rows.clear();
             rows.extend(self.living.iter().zip(step.chunks(1)).map(|(&seq, token)| Row::ids(seq, token)));
-            let id = self.cache.plan(&rows, &mut self.step).expect("room");
+            let id = self.cache.plan(&rows, &mut self.changes).expect("room");
             self.cache.commit_all(id).expect("open");
-            black_box(self.step.tables().slots());
+            black_box(self.changes.tables().slots());
         }
     }
 
@@ -174,7 +177,8 @@ impl<E: Evict> Paged for Ours<E> {
     }
 
     fn plan_with_csr(&mut self, tokens: &[u32]) -> usize {
-        self.planned = Some(self.plan_tokens(tokens));
+        let batch = self.rows(tokens);
+        self.planned = Some(self.cache.plan(&batch, &mut self.step).expect("room"));
         let rows = tokens.len();
         // Buffers that live as long as the engine: they grow once.
         self.indptr.resize(rows + 1, 0);
@@ -184,6 +188,12 @@ impl<E: Evict> Paged for Ours<E> {
         let written = step.write_csr(0..rows, Padding::Scratch, indptr, indices, last_block_len).expect("room");
         black_box(indices.as_slice());
         written
+    }
+
+    fn plan_with_edits(&mut self, tokens: &[u32]) -> usize {
+        let batch = self.rows(tokens);
+        self.planned = Some(self.cache.plan(&batch, &mut self.changes).expect("room"));
+        black_box(self.changes.table_edits(0..tokens.len())).count()
     }
 
     fn commit(&mut self) {

@@ -38,6 +38,8 @@ pub(crate) enum Workload {
     Allocate,
     /// Plan one token for each of 256 sequences of 2,048, and write their block tables as compressed rows.
     Decode,
+    /// Plan the same step for a storage that keeps the tables, and list what changed of them.
+    DecodeEdits,
     /// Fork a sequence of 2,040 tokens and free the fork.
     Fork,
 }
@@ -59,7 +61,7 @@ impl Workload {
             Self::Free => "768 tokens",
             Self::PeekSame | Self::PeekAny | Self::AdoptSame | Self::AdoptAny => "4,096 tokens",
             Self::Allocate => "block",
-            Self::Decode => "step",
+            Self::Decode | Self::DecodeEdits => "step",
             Self::Fork => "fork",
         }
     }
@@ -141,18 +143,20 @@ impl Input {
             Workload::PeekAny | Workload::AdoptAny => some_of(long, 16, seed),
             Workload::Allocate => Vec::new(),
             // Rows end anywhere in their last block.
-            Workload::Decode => (0..256).map(|row| prompts.next(2_048 - 16 + row % 16)).collect(),
+            Workload::Decode | Workload::DecodeEdits => {
+                (0..256).map(|row| prompts.next(2_048 - 16 + row % 16)).collect()
+            }
             Workload::Fork => vec![prompts.next(2_040)],
         };
         let tokens = match workload {
             Workload::Append => noise(seed, prompts.len() * 256),
-            Workload::Decode => noise(seed, prompts.len() * 16),
+            Workload::Decode | Workload::DecodeEdits => noise(seed, prompts.len() * 16),
             _ => Vec::new(),
         };
         let operations = match workload {
             Workload::Append => tokens.len(),
             Workload::Allocate => fitting(pool, 64, 32) * 64,
-            Workload::Decode => 16,
+            Workload::Decode | Workload::DecodeEdits => 16,
             Workload::Fork => 64,
             _ => prompts.len(),
         };
@@ -202,6 +206,7 @@ impl Bench {
             Workload::AdoptAny => Some(self.adopt(input, input.prompts.len(), clock)),
             Workload::Allocate => Some(self.allocate(input, clock)),
             Workload::Decode => self.decode(input, clock),
+            Workload::DecodeEdits => self.decode_edits(input, clock),
             Workload::Fork => self.fork(input, clock),
         }
     }
@@ -305,6 +310,20 @@ impl Bench {
             ns += clock.time(|| written = paged.plan_with_csr(tokens));
             paged.commit();
             assert_eq!(written as u64, self.big.held_blocks());
+        }
+        Some(ns)
+    }
+
+    fn decode_edits(&mut self, input: &Input, clock: &Clock) -> Option<u64> {
+        self.big.paged()?.discard_all();
+        self.big.admit(&mut input.prompts.clone());
+        let mut ns = 0;
+        for tokens in input.tokens.chunks(input.prompts.len()) {
+            let (mut edits, held) = (0, self.big.held_blocks());
+            let paged = self.big.paged()?;
+            ns += clock.time(|| edits = paged.plan_with_edits(tokens));
+            paged.commit();
+            assert_eq!(edits as u64, self.big.held_blocks() - held);
         }
         Some(ns)
     }
