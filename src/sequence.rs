@@ -29,6 +29,8 @@ pub struct Sequence {
     pub(crate) tail: Vec<TokenId>,
     /// Position from which on tokens will never be known, so that no block from there on has an identity.
     pub(crate) anonymous_from: u32,
+    /// Leading blocks of the table that others computed and this sequence found.
+    pub(crate) found: u32,
     pub(crate) open_rows: u32,
     /// Open rows whose tokens are not known yet.
     pub(crate) unknown_rows: u32,
@@ -71,6 +73,7 @@ impl Sequence {
             lookahead: 0,
             tail,
             anonymous_from: u32::MAX,
+            found: 0,
             open_rows: 0,
             unknown_rows: 0,
             displaced: None,

@@ -275,6 +275,7 @@ impl<E: Evict> KvCache<E> {
                 }
             }
         }
+        seq.found = seq.found.min(seq.table.len());
         seq.tail.truncate(ix(row.start - seq.tail_start(block_size)));
         seq.planned = row.start;
         seq.lookahead = row.lookahead;

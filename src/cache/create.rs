@@ -148,6 +148,7 @@ impl<E: Evict> KvCache<E> {
             }
         }
         (sequence.planned, sequence.committed) = (cached_tokens, cached_tokens);
+        sequence.found = sequence.table.len();
     }
 
     /// A sequence without a prompt: for prompt embeddings, whose rows are planned by count.

@@ -16,8 +16,8 @@ pub enum Release {
     /// It stays in the cache until its blocks are needed: a prompt may come again.
     #[default]
     Cache,
-    /// It is given up at once, so that the leavings of lost beams do not push out prefixes; but not a block on which
-    /// others build, nor one that was shared only in part.
+    /// What the sequence computed is given up at once, so that the leavings of lost beams do not push out prefixes; but
+    /// not a block on which others build, nor what the sequence found.
     Discard,
 }
 
@@ -76,6 +76,7 @@ impl<E: Evict> KvCache<E> {
         }
         child.tail.extend(parent.tail.iter().take(ix(committed % block_size)));
         (child.committed, child.planned) = (committed, committed);
+        child.found = parent.found.min(child.table.len());
         if parent.anonymous_from < committed {
             child.anonymous_from = parent.anonymous_from;
         }
@@ -195,6 +196,7 @@ impl<E: Evict> KvCache<E> {
         }
         (sequence.committed, sequence.planned, sequence.lookahead) = (len, len, 0);
         let fence = config.fence(sequence.last_step);
+        sequence.found = sequence.found.min(len / block_size);
         let freed = shrink(blocks, sequence, len.div_ceil(block_size), fence);
         sequence.regain_claim(freed, reserved);
         self.deliver();
@@ -233,8 +235,10 @@ impl<E: Evict> KvCache<E> {
                 let tail = sequence.committed % self.config.block_size != 0;
                 let tail = tail.then(|| sequence.committed / self.config.block_size);
                 while let Some(block) = sequence.table.pop() {
-                    if tail == Some(sequence.table.len()) {
-                        // A tail with a name is a block that others computed, and that it found in part.
+                    // What others computed is not the sequence's to give up: the blocks it found, and a tail with a name,
+                    // which is one that it found in part.
+                    let index = sequence.table.len();
+                    if index < sequence.found || tail == Some(index) {
                         self.blocks.release(block, fence);
                     } else {
                         self.blocks.discard(block, fence);

@@ -118,12 +118,16 @@ impl<E: Evict> KvCache<E> {
                     seq.table.len() - 1
                 }
             };
+            if at <= seq.found {
+                seq.found = at + 1;
+            }
             blocks.pool.policy_mut().reused(block);
             if let Some(retention) = seq.retention_of(at, block_size) {
                 blocks.pool.policy_mut().retain(block, retention);
             }
         }
         if let Some((index, _)) = drafted.cow.filter(|_| drafted.copies()) {
+            seq.found = seq.found.min(index);
             if let Some(dst) = allocate(blocks) {
                 let dst_id = dst.id();
                 if let Ok(src) = seq.table.replace(index, dst) {

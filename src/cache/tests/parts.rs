@@ -213,3 +213,17 @@ fn to_discard_a_request_leaves_a_block_that_it_shared_in_part() {
     assert_eq!((cache.stats().held, found(&cache, &tokens(0..9))), (0, 8));
     cache.check_integrity().unwrap();
 }
+
+#[test]
+fn a_request_that_is_given_up_takes_nothing_along_that_it_only_found() {
+    // a computes two blocks and goes; b finds them, computes a third, and is discarded: the first two stay.
+    let mut cache = cache(8, 4);
+    let a = sequence_of(&mut cache, &tokens(0..8));
+    cache.free(a, Release::Cache).unwrap();
+    let b = sequence_of(&mut cache, &tokens(0..13));
+    assert_eq!(cache.stats().cached, 0);
+    cache.free(b, Release::Discard).unwrap();
+    let found = |prompt| cache.peek(&Scope::default(), prompt, Query::default()).unwrap().cached_tokens;
+    assert_eq!((found(&tokens(0..13)), cache.stats().cached), (8, 2));
+    cache.check_integrity().unwrap();
+}
