@@ -9,7 +9,13 @@
 //! The policies here are O(1) or O(log n) and allocate at construction only. They depend on nothing but the calls, so
 //! that several ranks that make the same calls evict the same blocks.
 
+mod ghost;
+mod lfu;
 mod lru;
+mod priority;
+mod s3fifo;
+#[cfg(test)]
+mod suite;
 
 use alloc::boxed::Box;
 use core::fmt::Debug;
@@ -19,7 +25,10 @@ use crate::id::{BlockId, TokenId};
 use crate::list::Links;
 use crate::prefix::{Extra, Scope};
 
+pub use lfu::Lfu;
 pub use lru::Lru;
+pub use priority::Priority;
+pub use s3fifo::S3Fifo;
 
 /// What a block came to hold.
 #[derive(Clone, Copy, Debug)]
