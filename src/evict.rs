@@ -9,6 +9,7 @@
 //! The policies here are O(1) or O(log n) and allocate at construction only. They depend on nothing but the calls, so
 //! that several ranks that make the same calls evict the same blocks.
 
+mod adaptive;
 mod ghost;
 mod lfu;
 mod lru;
@@ -25,6 +26,7 @@ use crate::id::{BlockId, TokenId};
 use crate::list::Links;
 use crate::prefix::{Extra, Scope};
 
+pub use adaptive::Adaptive;
 pub use lfu::Lfu;
 pub use lru::Lru;
 pub use priority::Priority;

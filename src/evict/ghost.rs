@@ -15,11 +15,24 @@ use crate::id::{TokenId, ix};
 const WAYS: usize = 16;
 
 /// The key of content: of what is in front of it, and its tokens. Plain wrapping arithmetic, equal on every machine.
+///
+/// Tokens are multiplied in pairs and the products added, each pair with summands of its own (NH, Black et al., CRYPTO
+/// 1999), so that the products need not wait for each other: a third of the time of a chain of multiplications.
+#[inline]
 pub(super) fn key_of(parent: Option<u32>, tokens: &[TokenId]) -> u32 {
     let mut hash = parent.map_or(0, |key| u64::from(key) + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93);
-    for &token in tokens {
-        hash = (hash.rotate_left(5) ^ u64::from(token)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mut summand = 0x9E37_79B9_u32;
+    let mut pairs = tokens.chunks_exact(2);
+    for pair in &mut pairs {
+        let left = pair[0].wrapping_add(summand);
+        let right = pair[1].wrapping_add(summand.rotate_left(16));
+        hash = hash.wrapping_add(u64::from(left) * u64::from(right));
+        summand = summand.wrapping_add(0x85EB_CA77);
     }
+    if let [last] = pairs.remainder() {
+        hash = hash.wrapping_add(u64::from(last.wrapping_add(summand)).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    }
+    hash = (hash ^ (hash >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     high((hash ^ (hash >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9))
 }
 
@@ -38,12 +51,26 @@ impl<const PAYLOAD: u32> Ghost<PAYLOAD> {
         Self { lines: Vec::new() }
     }
 
-    /// Room for an entry per block, rounded down to whole lines, but for one.
-    pub(super) fn start(&mut self, num_blocks: u32) -> Result<(), ConfigError> {
-        let lines = (ix(num_blocks) / WAYS).max(1);
+    /// Room for `per_block` entries per block, rounded down to whole lines, but for one.
+    pub(super) fn start(&mut self, num_blocks: u32, per_block: usize) -> Result<(), ConfigError> {
+        let lines = (ix(num_blocks).saturating_mul(per_block) / WAYS).max(1);
         self.lines.try_reserve_exact(lines).map_err(|_| ConfigError::OutOfMemory { num_blocks })?;
         self.lines.resize(lines, [0; WAYS]);
         Ok(())
+    }
+
+    /// Lines.
+    pub(super) fn num_lines(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// Forgets what is not to be kept, by payload, of one line.
+    pub(super) fn sweep(&mut self, line: usize, keep: impl Fn(u32) -> bool) {
+        for entry in &mut self.lines[line] {
+            if *entry != 0 && !keep(*entry & ((1 << PAYLOAD) - 1)) {
+                *entry = 0;
+            }
+        }
     }
 
     /// The line of a key, and its tag in place. A tag is never zero, so that zero is no entry.
@@ -64,8 +91,9 @@ impl<const PAYLOAD: u32> Ghost<PAYLOAD> {
         }
         let (line, tag) = self.place(key);
         let mask = (1 << PAYLOAD) - 1;
-        let entry = self.lines[line].iter_mut().find(|entry| **entry & !mask == tag)?;
-        Some(core::mem::take(entry) & mask)
+        let line = &mut self.lines[line];
+        let way = line.iter().position(|entry| entry & !mask == tag)?;
+        Some(core::mem::take(&mut line[way]) & mask)
     }
 
     /// Remembers; the oldest of the line is forgotten where the line is full.
@@ -89,7 +117,7 @@ mod tests {
     #[test]
     fn a_full_line_forgets_its_oldest_and_taking_forgets_too() {
         let mut ghost = Ghost::<8>::new();
-        ghost.start(16).unwrap();
+        ghost.start(16, 1).unwrap();
         // One line, so that all keys share it.
         let keys: alloc::vec::Vec<u32> = (0..17).map(|token| key_of(None, &[token])).collect();
         for (at, &key) in keys.iter().enumerate() {
@@ -107,6 +135,7 @@ mod tests {
     fn a_key_depends_on_what_is_in_front() {
         let first = key_of(None, &[1, 2]);
         assert_ne!(key_of(Some(first), &[3]), key_of(None, &[3]));
+        assert_ne!(key_of(None, &[1, 2, 3, 4]), key_of(None, &[3, 4, 1, 2]));
         assert_ne!(key_of(Some(first), &[3, 4]), key_of(Some(first), &[4, 3]));
     }
 }

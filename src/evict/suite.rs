@@ -3,7 +3,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::{Content, Evict, Lfu, Lru, Now, Priority, Retention, S3Fifo};
+use super::{Adaptive, Content, Evict, Lfu, Lru, Now, Priority, Retention, S3Fifo};
 use crate::id::{BlockId, TokenId, ix};
 use crate::list::Links;
 use crate::prefix::Scope;
@@ -362,6 +362,7 @@ policies! {
     // These rely on the cache to take a victim's last descendant instead: see the policies.
     s3fifo_keeps_the_laws: S3Fifo::new(), leaves_first: false;
     priority_keeps_the_laws: Priority::new(), leaves_first: false;
+    adaptive_keeps_the_laws: Adaptive::new(), leaves_first: false;
 }
 
 /// The suite must fail where a policy breaks a law.
