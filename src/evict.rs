@@ -9,7 +9,14 @@
 //! The policies here are O(1) or O(log n) and allocate at construction only. They depend on nothing but the calls, so
 //! that several ranks that make the same calls evict the same blocks.
 
+mod adaptive;
+mod ghost;
+mod lfu;
 mod lru;
+mod priority;
+mod s3fifo;
+#[cfg(test)]
+mod suite;
 
 use alloc::boxed::Box;
 use core::fmt::Debug;
@@ -20,7 +27,11 @@ use crate::list::Links;
 use crate::prefix::{Extra, Scope};
 
 pub use crate::prefix::Retention;
+pub use adaptive::Adaptive;
+pub use lfu::Lfu;
 pub use lru::Lru;
+pub use priority::Priority;
+pub use s3fifo::S3Fifo;
 
 /// What a block came to hold.
 #[derive(Clone, Copy, Debug)]

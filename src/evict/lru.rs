@@ -42,3 +42,19 @@ impl Evict for Lru {
         self.queue.front().map(BlockId::new)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::suite::{Bench, store};
+    use super::*;
+
+    #[test]
+    fn the_longest_idle_goes_first() {
+        let mut bench = Bench::new(Lru::new(), 3);
+        store(&mut bench, &[0, 1, 2]);
+        bench.idle(&[2, 1, 0]);
+        bench.revive(2);
+        bench.idle(&[2]);
+        assert_eq!(bench.drain(), [1, 0, 2]);
+    }
+}

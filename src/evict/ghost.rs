@@ -1,0 +1,141 @@
+//! A bounded memory of content that was evicted.
+//!
+//! Floor 1. Four bytes an entry: a tag of the content's key above, and below it what the policy wants to know again. One
+//! cache line is touched per call. A wrong answer (two contents with one tag in one line) costs a little hit rate, and
+//! nothing else.
+//!
+//! A line is a queue of 16, the newest in front. A table with one place per key would do much worse: it forgets at
+//! random, and one block forgotten in the middle of a chain is as good as all behind it.
+
+use alloc::vec::Vec;
+
+use crate::error::ConfigError;
+use crate::id::{TokenId, ix};
+
+const WAYS: usize = 16;
+
+/// The key of content: of what is in front of it, and its tokens. Plain wrapping arithmetic, equal on every machine.
+///
+/// Tokens are multiplied in pairs and the products added, each pair with summands of its own (NH, Black et al., CRYPTO
+/// 1999), so that the products need not wait for each other: a third of the time of a chain of multiplications.
+#[inline]
+pub(super) fn key_of(parent: Option<u32>, tokens: &[TokenId]) -> u32 {
+    let mut hash = parent.map_or(0, |key| u64::from(key) + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    let mut summand = 0x9E37_79B9_u32;
+    let mut pairs = tokens.chunks_exact(2);
+    for pair in &mut pairs {
+        let left = pair[0].wrapping_add(summand);
+        let right = pair[1].wrapping_add(summand.rotate_left(16));
+        hash = hash.wrapping_add(u64::from(left) * u64::from(right));
+        summand = summand.wrapping_add(0x85EB_CA77);
+    }
+    if let [last] = pairs.remainder() {
+        hash = hash.wrapping_add(u64::from(last.wrapping_add(summand)).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    }
+    hash = (hash ^ (hash >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    high((hash ^ (hash >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9))
+}
+
+const fn high(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
+/// The memory, with `PAYLOAD` bits of payload an entry.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ghost<const PAYLOAD: u32> {
+    lines: Vec<[u32; WAYS]>,
+}
+
+impl<const PAYLOAD: u32> Ghost<PAYLOAD> {
+    pub(super) const fn new() -> Self {
+        Self { lines: Vec::new() }
+    }
+
+    /// Room for `per_block` entries per block, rounded down to whole lines, but for one.
+    pub(super) fn start(&mut self, num_blocks: u32, per_block: usize) -> Result<(), ConfigError> {
+        let lines = (ix(num_blocks).saturating_mul(per_block) / WAYS).max(1);
+        self.lines.try_reserve_exact(lines).map_err(|_| ConfigError::OutOfMemory { num_blocks })?;
+        self.lines.resize(lines, [0; WAYS]);
+        Ok(())
+    }
+
+    /// Lines.
+    pub(super) fn num_lines(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// Forgets what is not to be kept, by payload, of one line.
+    pub(super) fn sweep(&mut self, line: usize, keep: impl Fn(u32) -> bool) {
+        for entry in &mut self.lines[line] {
+            if *entry != 0 && !keep(*entry & ((1 << PAYLOAD) - 1)) {
+                *entry = 0;
+            }
+        }
+    }
+
+    /// The line of a key, and its tag in place. A tag is never zero, so that zero is no entry.
+    #[inline]
+    fn place(&self, key: u32) -> (usize, u32) {
+        let hash = u64::from(key).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let lines = self.lines.len() as u64;
+        let line = high(u64::from(high(hash)).wrapping_mul(lines));
+        let tag = high(hash << 32) >> PAYLOAD;
+        (ix(line), tag.max(1) << PAYLOAD)
+    }
+
+    /// What is remembered of this content, and forgets it.
+    #[inline]
+    pub(super) fn take(&mut self, key: u32) -> Option<u32> {
+        if self.lines.is_empty() {
+            return None;
+        }
+        let (line, tag) = self.place(key);
+        let mask = (1 << PAYLOAD) - 1;
+        let line = &mut self.lines[line];
+        let way = line.iter().position(|entry| entry & !mask == tag)?;
+        Some(core::mem::take(&mut line[way]) & mask)
+    }
+
+    /// Remembers; the oldest of the line is forgotten where the line is full.
+    #[inline]
+    pub(super) fn put(&mut self, key: u32, payload: u32) {
+        if self.lines.is_empty() {
+            return;
+        }
+        let (line, tag) = self.place(key);
+        let line = &mut self.lines[line];
+        let hole = line.iter().position(|entry| *entry == 0).unwrap_or(WAYS - 1);
+        line.copy_within(..hole, 1);
+        line[0] = tag | payload;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_line_forgets_its_oldest_and_taking_forgets_too() {
+        let mut ghost = Ghost::<8>::new();
+        ghost.start(16, 1).unwrap();
+        // One line, so that all keys share it.
+        let keys: alloc::vec::Vec<u32> = (0..17).map(|token| key_of(None, &[token])).collect();
+        for (at, &key) in keys.iter().enumerate() {
+            ghost.put(key, u32::try_from(at).unwrap());
+        }
+        assert_eq!(ghost.take(keys[0]), None);
+        assert_eq!(ghost.take(keys[1]), Some(1));
+        assert_eq!(ghost.take(keys[1]), None);
+        // The hole that was left is filled before anything else is forgotten.
+        ghost.put(keys[0], 7);
+        assert_eq!((ghost.take(keys[2]), ghost.take(keys[0])), (Some(2), Some(7)));
+    }
+
+    #[test]
+    fn a_key_depends_on_what_is_in_front() {
+        let first = key_of(None, &[1, 2]);
+        assert_ne!(key_of(Some(first), &[3]), key_of(None, &[3]));
+        assert_ne!(key_of(None, &[1, 2, 3, 4]), key_of(None, &[3, 4, 1, 2]));
+        assert_ne!(key_of(Some(first), &[3, 4]), key_of(Some(first), &[4, 3]));
+    }
+}
