@@ -3,7 +3,7 @@
 use core::fmt;
 
 use paged_kv::error::ConfigError;
-use paged_kv::evict::{Evict, Lru};
+use paged_kv::evict::{Adaptive, Evict, Lfu, Lru, Priority, S3Fifo};
 use paged_kv::{CacheConfig, KvCache};
 
 use crate::belady::Holding;
@@ -17,6 +17,14 @@ pub type Cache = KvCache<Box<dyn Evict>>;
 pub enum Policy {
     /// Least recently used.
     Lru,
+    /// Least frequently used, with ageing.
+    Lfu,
+    /// S3-FIFO over chains.
+    S3Fifo,
+    /// By the wishes of requests; a trace has none, which leaves LRU.
+    Priority,
+    /// What learns online, and is LRU where that does not pay.
+    Adaptive,
     /// The offline optimum, which knows the rest of the trace: see [`belady`](crate::belady).
     Belady,
     /// The same for a cache whose requests hold all of their blocks, as they do in the real one.
@@ -25,12 +33,24 @@ pub enum Policy {
 
 impl Policy {
     /// All of them, in the order in which `all` names them; the bounds last.
-    pub const ALL: [Self; 3] = [Self::Lru, Self::BeladyHeld, Self::Belady];
+    pub const ALL: [Self; 7] = [
+        Self::Lru,
+        Self::Lfu,
+        Self::S3Fifo,
+        Self::Priority,
+        Self::Adaptive,
+        Self::BeladyHeld,
+        Self::Belady,
+    ];
 
     /// What the command line calls it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lru => "lru",
+            Self::Lfu => "lfu",
+            Self::S3Fifo => "s3-fifo",
+            Self::Priority => "priority",
+            Self::Adaptive => "adaptive",
             Self::Belady => "belady",
             Self::BeladyHeld => "belady-held",
         }
@@ -57,6 +77,10 @@ impl Policy {
     pub fn cache(self, config: CacheConfig) -> Result<Option<Cache>, ConfigError> {
         let policy: Box<dyn Evict> = match self {
             Self::Lru => Box::new(Lru::new()),
+            Self::Lfu => Box::new(Lfu::new()),
+            Self::S3Fifo => Box::new(S3Fifo::new()),
+            Self::Priority => Box::new(Priority::new()),
+            Self::Adaptive => Box::new(Adaptive::new()),
             Self::Belady | Self::BeladyHeld => return Ok(None),
         };
         KvCache::with_policy(config, policy).map(Some)

@@ -5,7 +5,7 @@ use std::mem;
 
 use clap::ValueEnum;
 use paged_kv::cache::{Release, Row};
-use paged_kv::evict::Evict;
+use paged_kv::evict::{Adaptive, Evict, Lru};
 use paged_kv::step::Padding;
 use paged_kv::{CacheConfig, KvCache, Query, Scope, SeqId, Step, StepId};
 
@@ -16,6 +16,8 @@ use crate::manager::{BLOCK_SIZE, Counts, Entrant, Manager, Paged};
 pub(crate) enum Policy {
     /// Least recently used.
     Lru,
+    /// What learns online.
+    Adaptive,
 }
 
 impl Policy {
@@ -29,8 +31,13 @@ impl Policy {
 fn make(policy: Policy, num_blocks: u32) -> Box<dyn Manager> {
     let config = CacheConfig::new(num_blocks, BLOCK_SIZE).with_scratch(false);
     match policy {
-        Policy::Lru => Box::new(Ours::new(KvCache::new(config).expect("options are checked"))),
+        Policy::Lru => Box::new(Ours::new(with(config, Lru::new()))),
+        Policy::Adaptive => Box::new(Ours::new(with(config, Adaptive::new()))),
     }
+}
+
+fn with<E: Evict>(config: CacheConfig, policy: E) -> KvCache<E> {
+    KvCache::with_policy(config, policy).expect("options are checked")
 }
 
 pub(crate) fn entrant(policy: Policy) -> Entrant {
