@@ -53,7 +53,7 @@
 //! | [`storage`] | the trait of the data plane, and the CPU storage |
 //! | [`layout`] | geometry and sizing |
 //! | [`prefix`] | scopes, extras, queries |
-//! | [`evict`] | which idle block goes first: the trait, and least recently used |
+//! | [`evict`] | which idle block goes first: the trait, and policies |
 //! | [`event`] | what became findable, for routers; identities are in [`prefix::hash`] |
 //! | [`block`], [`table`], [`sequence`] | the parts, for engines that want those only |
 //! | [`list`] | lists of blocks without allocation, for policies |

@@ -82,7 +82,8 @@ struct Arguments {
     /// Sizes of the cache, in blocks
     #[arg(long, value_name = "N[,N...]", value_delimiter = ',', required = true)]
     blocks: Vec<u32>,
-    /// Eviction policies: lru, belady (the offline optimum), belady-held (of requests that hold their blocks), or all
+    /// Eviction policies: lru, lfu, s3-fifo, priority, adaptive, belady (the offline optimum), belady-held (of requests
+    /// that hold their blocks), or all
     #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',', default_value = "all")]
     policy: Vec<String>,
     /// Tokens in a block [default: 512 for a trace of ids, which says so of its ids; 16 for tokens]
