@@ -31,13 +31,13 @@ impl fmt::Display for Refused {
 
 impl core::error::Error for Refused {}
 
-/// Who is told. Any `FnMut(&Event) -> Result<(), Refused> + Send` is one.
+/// Who is told. Any `FnMut(&Event) -> Result<(), Refused> + Send + Sync` is one.
 ///
 /// It is called inside of a call of the cache, with whatever lock that is under: it should take note and return, and
 /// cannot call the cache. A sink that panics unwinds through the call that caused the event; that call has done its work, the
 /// cache is whole, and offers the event again. What such a call would have returned is lost: a plan's id is among the
 /// [`open_steps`](crate::KvCache::open_steps).
-pub trait EventSink: Send {
+pub trait EventSink: Send + Sync {
     /// Takes note of an event.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ pub trait EventSink: Send {
     fn event(&mut self, event: &Event) -> Result<(), Refused>;
 }
 
-impl<F: FnMut(&Event) -> Result<(), Refused> + Send> EventSink for F {
+impl<F: FnMut(&Event) -> Result<(), Refused> + Send + Sync> EventSink for F {
     fn event(&mut self, event: &Event) -> Result<(), Refused> {
         self(event)
     }

@@ -284,3 +284,9 @@ fn names_are_given_to_full_blocks_only_and_by_the_hasher_that_is_set() {
         [Some(name), None, None, None]
     );
 }
+
+#[test]
+fn a_cache_with_a_sink_can_be_read_by_several_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<KvCache>();
+}
