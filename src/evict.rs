@@ -67,6 +67,12 @@ pub trait Evict: Debug {
     /// [`ConfigError::OutOfMemory`] where the state of so many does not fit into memory.
     fn start(&mut self, num_blocks: u32) -> Result<(), ConfigError>;
 
+    /// Whether [`stored`](Self::stored) is of use to the policy. One that says no is never told, and spares the cache the
+    /// way to the content.
+    fn wants_content(&self) -> bool {
+        true
+    }
+
     /// Time has passed: a request begins, or the caller set the clock.
     fn tick(&mut self, _now: Now) {}
 
@@ -96,6 +102,10 @@ pub trait Evict: Debug {
 impl<E: Evict + ?Sized> Evict for Box<E> {
     fn start(&mut self, num_blocks: u32) -> Result<(), ConfigError> {
         (**self).start(num_blocks)
+    }
+
+    fn wants_content(&self) -> bool {
+        (**self).wants_content()
     }
 
     fn tick(&mut self, now: Now) {

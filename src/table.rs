@@ -87,6 +87,14 @@ impl BlockTable {
         block
     }
 
+    /// Takes the blocks from `len` on off, the last one first. Whoever calls this takes all of them.
+    #[inline]
+    pub(crate) fn cut(&mut self, len: u32) -> impl Iterator<Item = BlockRef> + '_ {
+        self.unchanged = self.unchanged.min(len);
+        let from = ix(len).min(self.blocks.len());
+        self.blocks.drain(from..).rev()
+    }
+
     /// Puts another block in the place of one, which is returned; `Err(block)` where there is none.
     ///
     /// # Errors

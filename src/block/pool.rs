@@ -390,21 +390,36 @@ impl<E: Evict> BlockPool<E> {
             return false;
         }
         record.refs -= 1;
-        if let Some(newest) = self.fences.get_mut(id.index()) {
-            *newest = fence.max(*newest);
-        }
+        let fenced = match self.fences.get_mut(id.index()) {
+            Some(newest) => {
+                *newest = fence.max(*newest);
+                *newest > self.retired
+            }
+            None => false,
+        };
         if refs > 1 {
             self.shared -= u32::from(refs == 2);
             return false;
         }
-        self.cached += u32::from(record.identity.is_some());
-        if self.is_fenced(id) {
-            self.records[id.index()].refs |= LISTED;
+        record.refs = LISTED;
+        let named = record.identity.is_some();
+        self.cached += u32::from(named);
+        if fenced {
             self.withheld.push_back(&mut self.links, id.get());
             return false;
         }
-        self.enlist(id);
+        self.make_available(id, named);
         true
+    }
+
+    #[inline]
+    fn make_available(&mut self, block: BlockId, named: bool) {
+        self.available += 1;
+        if named {
+            self.policy.idle(&mut self.links, block);
+        } else {
+            self.blank.push_front(&mut self.links, block.get());
+        }
     }
 
     /// Makes an idle block one that can be taken.
@@ -412,11 +427,8 @@ impl<E: Evict> BlockPool<E> {
     fn enlist(&mut self, block: BlockId) {
         let record = &mut self.records[block.index()];
         record.refs |= LISTED;
-        self.available += 1;
-        match record.identity {
-            Some(_) => self.policy.idle(&mut self.links, block),
-            None => self.blank.push_front(&mut self.links, block.get()),
-        }
+        let named = record.identity.is_some();
+        self.make_available(block, named);
     }
 
     /// Takes the identity of a block away, so that it is the next to be taken if it is idle.

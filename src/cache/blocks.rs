@@ -120,13 +120,16 @@ impl<E: Evict> Blocks<E> {
 
     #[inline]
     fn stored(&mut self, node: u32, block: BlockId) {
+        self.ages.stored(block);
+        if !self.pool.policy().wants_content() {
+            return;
+        }
         let (parent, scope) = match self.index.parent(node) {
             Parent::Scope(scope) => (None, Some(&**self.index.scopes.get(scope))),
             Parent::Node(parent) => (self.index.entry(parent), None),
         };
         let content = Content { scope, parent, tokens: self.index.tokens(node), extras: self.index.extras(node) };
         self.pool.policy_mut().stored(block, &content);
-        self.ages.stored(block);
     }
 
     /// Takes a block's name away, if it has one. What builds on it cannot be found any more, and loses its name too.

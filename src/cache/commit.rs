@@ -338,12 +338,7 @@ fn name_blocks<E: Evict>(blocks: &mut Blocks<E>, seq: &Sequence, first: u32, end
 
 /// Gives the blocks of a table from `len` on back, the last one first; returns how many can be allocated now.
 pub(super) fn shrink<E: Evict>(blocks: &mut Blocks<E>, seq: &mut Sequence, len: u32, fence: u64) -> u32 {
-    let mut freed = 0;
-    while seq.table.len() > len {
-        let Some(block) = seq.table.pop() else { break };
-        freed += u32::from(blocks.release(block, fence));
-    }
-    freed
+    seq.table.cut(len).map(|block| u32::from(blocks.release(block, fence))).sum()
 }
 
 impl Sequence {

@@ -28,6 +28,11 @@ impl Evict for Lru {
     }
 
     #[inline]
+    fn wants_content(&self) -> bool {
+        false
+    }
+
+    #[inline]
     fn idle(&mut self, links: &mut Links, block: BlockId) {
         self.queue.push_back(links, block.get());
     }
