@@ -166,7 +166,8 @@ impl GroupStep {
                 break;
             };
             let run = left.min(self.block_size - offset);
-            self.slots.extend((offset..offset + run).map(|at| block.slot(at, self.block_size)));
+            let first = block.slot(offset, self.block_size).get();
+            self.slots.extend((first..first.saturating_add(run)).map(Slot::new));
             (offset, left) = (0, left - run);
         }
     }
