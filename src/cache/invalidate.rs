@@ -58,7 +58,7 @@ impl<E: Evict> KvCache<E> {
             count += self.clear_scope(scope);
         }
         for (_, sequence) in self.seqs.iter_mut() {
-            sequence.anonymous_from = 0;
+            sequence.lose_names_from(0);
         }
         if let Some((identities, events)) = self.blocks.index.identities.as_mut().zip(events) {
             identities.events = Some(events);
@@ -71,7 +71,7 @@ impl<E: Evict> KvCache<E> {
         let Some(scope) = self.blocks.index.scopes.find(scope) else { return 0 };
         for (_, sequence) in self.seqs.iter_mut().filter(|(_, sequence)| sequence.scope == scope) {
             // Their open tails hold tokens that were computed before.
-            sequence.anonymous_from = 0;
+            sequence.lose_names_from(0);
         }
         self.clear_scope(scope)
     }
@@ -94,7 +94,7 @@ impl<E: Evict> KvCache<E> {
             let displaced = sequence.displaced.as_ref().filter(|displaced| displaced.0 == index);
             let held = displaced.map(|displaced| &displaced.1).into_iter().chain(sequence.table.get(index));
             if held.into_iter().any(|block| blocks.node_of(block.id()) == Some(node)) {
-                sequence.anonymous_from = sequence.anonymous_from.min(index * block_size);
+                sequence.lose_names_from(index * block_size);
             }
         }
         self.blocks.clear(node)

@@ -4,6 +4,7 @@ mod aborts;
 mod forks;
 mod hazards;
 mod identity;
+mod invalidation;
 mod lengths;
 mod room;
 
