@@ -84,6 +84,9 @@ impl<E: Evict> Blocks<E> {
             if let Some(last) = self.index.last_below(node, |block| self.pool.is_candidate(block)) {
                 victim = last;
                 node = self.node_of(victim)?;
+            } else if self.index.is_only(node, victim) && !self.index.is_promised(node) {
+                // What is withheld below will not be found any more.
+                self.clear_below(node);
             }
         }
         let block = self.pool.evict(victim);
@@ -130,8 +133,7 @@ impl<E: Evict> Blocks<E> {
     /// Takes a block's name away, if it has one. What builds on it cannot be found any more, and loses its name too.
     pub(super) fn unpublish(&mut self, block: BlockId) {
         let Some(node) = self.node_of(block) else { return };
-        let others = self.index.entry(node) != Some(block) || !self.index.is_alone(block);
-        if others || !self.index.has_children(node) {
+        if !self.index.is_only(node, block) || !self.index.has_children(node) {
             self.index.vacate(node, block, &mut self.pool.links);
             self.pool.forget(block);
         } else {
@@ -148,6 +150,13 @@ impl<E: Evict> Blocks<E> {
             count += 1;
         }
         count
+    }
+
+    /// Takes the names off all that hangs below a node.
+    fn clear_below(&mut self, node: u32) {
+        while let Some(child) = self.index.first_child(node) {
+            self.clear(child);
+        }
     }
 
     /// Gives a reference back; `true` where the block can be allocated now.
@@ -168,6 +177,10 @@ impl<E: Evict> Blocks<E> {
     /// Before the last reference to a block goes that is not the only one of its node.
     #[cold]
     fn release_name(&mut self, node: u32, block: BlockId) {
+        if !self.index.is_computed(block) && self.index.is_only(node, block) {
+            // Content may be computed before what it builds on, and that be given up.
+            self.clear_below(node);
+        }
         let Self { pool, index, .. } = self;
         let mut links = core::mem::take(&mut pool.links);
         let fate = index.on_idle(node, block, &mut links, |entry| pool.refs(entry) == 0);

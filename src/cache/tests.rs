@@ -6,6 +6,7 @@ mod hazards;
 mod identity;
 mod invalidation;
 mod lengths;
+mod names;
 mod room;
 
 use alloc::vec::Vec;

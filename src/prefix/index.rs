@@ -563,6 +563,19 @@ impl PrefixIndex {
         }
     }
 
+    /// Whether a node has no other block than this one.
+    #[inline]
+    pub(crate) fn is_only(&self, node: u32, block: BlockId) -> bool {
+        let node = &self.nodes[ix(node)];
+        node.entry.number() == block.get() && node.twins.number() == NIL
+    }
+
+    /// The first child of a node.
+    pub(crate) fn first_child(&self, node: u32) -> Option<u32> {
+        let first = self.forks.first(self.nodes[ix(node)].top);
+        (first != NIL).then_some(first)
+    }
+
     /// The first node under a scope.
     pub(crate) fn first_under(&self, scope: u32) -> Option<u32> {
         let first = self.forks.first(self.scopes.top(scope));
