@@ -11,7 +11,7 @@ use core::time::Duration;
 use std::collections::HashMap;
 use std::time::Instant;
 
-use super::simulation::{Kind, Op, OutcomeSpec, QuerySpec, RowSpec, World, from_env, mix};
+use super::simulation::{Kind, Op, OutcomeSpec, QuerySpec, RowSpec, Watched, World, from_env, mix};
 use super::{CacheConfig, Release};
 use crate::StepId;
 use crate::id::{SeqId, TokenId, ix};
@@ -49,7 +49,7 @@ fn search(config: CacheConfig, eager: bool, time: Duration) -> usize {
     let (mut states, mut depth, mut calls) = (0, 0, 0);
     loop {
         let mut search = Search { end, seen: HashMap::new(), calls: 0 };
-        let world = World::new(config, eager, false);
+        let world = World::new(config, &Watched::of(0), eager, false);
         let finished = search.explore(&world, depth + 1);
         (states, calls) = (search.seen.len().max(states), calls + search.calls);
         if !finished {

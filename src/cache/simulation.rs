@@ -12,19 +12,21 @@ macro_rules! both {
     ($world:ident, |$cache:ident| $call:expr) => {{
         let result = {
             let $cache = &mut $world.cache;
-            $call
+            super::events::caught(|| $call)
         };
-        if let Some($cache) = $world.replica.as_deref_mut() {
-            assert_eq!(result, $call, "a replica answers differently");
-        }
-        result
+        let replicated = $world.replica.as_deref_mut().map(|$cache| $call);
+        super::events::answer(result, replicated)
     }};
 }
 
 mod check;
+mod content;
+mod events;
 mod generate;
+mod known;
 mod model;
 mod ops;
+mod policies;
 mod rng;
 mod steps;
 mod world;
@@ -34,6 +36,7 @@ use crate::planted::{self, Bug};
 use generate::Generator;
 pub(super) use model::{Kind, QuerySpec, RowSpec};
 pub(super) use ops::{Op, OutcomeSpec};
+pub(super) use policies::Watched;
 use rng::Rng;
 pub(super) use rng::mix;
 use world::Coverage;
@@ -57,7 +60,8 @@ fn simulate(seed: u64, calls: u64, total: &mut Coverage) {
     let block_size = *rng.pick(&[1, 2, 3, 4, 4, 5]).unwrap();
     let num_blocks = rng.within(3, 40 / block_size + 6);
     let config = CacheConfig::new(num_blocks, block_size).with_scratch(rng.chance(40)).with_withhold(rng.chance(30));
-    let mut world = World::new(config, rng.chance(40), !planted::any());
+    let policy = Watched::of(rng.below(1 << 16));
+    let mut world = World::new(config.with_ages(rng.chance(20)), &policy, rng.chance(40), !planted::any());
     let capacity_tokens = world.cache.capacity() * block_size;
     let mut generator = Generator::new(rng, capacity_tokens);
     for _ in 0..calls {
@@ -74,12 +78,20 @@ fn simulate(seed: u64, calls: u64, total: &mut Coverage) {
     total.parts += seen.parts;
     total.failed_plans += seen.failed_plans;
     total.aborts += seen.aborts;
+    total.pins += seen.pins;
+    total.invalidated += seen.invalidated;
+    total.events += seen.events;
+    total.refused_events += seen.refused_events;
     drain(&mut world);
 }
 
 /// Ends everything: then nothing is held, claimed or open, and all blocks can be had.
 fn drain(world: &mut World) {
+    world.apply(Op::Unlisten);
     world.apply(Op::AbortAll);
+    while let Some(pin) = world.pins.first().map(|pin| pin.id) {
+        world.apply(Op::Unpin { pin });
+    }
     while let Some(seq) = world.seqs.first().map(|seq| seq.id) {
         world.apply(Op::Free { seq, release: super::Release::Cache });
     }
@@ -127,6 +139,10 @@ fn every_call_does_what_the_model_does() {
             seen.parts,
             seen.failed_plans,
             seen.aborts,
+            seen.pins,
+            seen.invalidated,
+            seen.events,
+            seen.refused_events,
         ];
         assert!(counts.iter().all(|&count| count > 1_000), "too little was seen: {seen:?}");
     }

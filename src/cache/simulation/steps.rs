@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use super::events::{answer, caught};
 use super::model::{Kind, ModelRow, RowSpec};
 use super::ops::OutcomeSpec;
 use super::world::{Part, World};
@@ -40,10 +41,9 @@ impl World {
         let (stats, before) = (self.cache.stats(), self.step.clone());
         let fits = self.cache.fits(&rows);
         let refs: Vec<_> = self.blocks().map(|block| self.cache.refs(block)).collect();
-        let result = self.cache.plan(&rows, &mut self.step);
-        if let Some(replica) = self.replica.as_deref_mut() {
-            assert_eq!(result, replica.plan(&rows, &mut self.replica_step), "a replica answers differently");
-        }
+        let result = caught(|| self.cache.plan(&rows, &mut self.step));
+        let replicated = self.replica.as_deref_mut().map(|replica| replica.plan(&rows, &mut self.replica_step));
+        let result = answer(result, replicated);
         match (fits, result) {
             (Ok(Fit::Now), Ok(_)) | (Ok(Fit::Never), Err(PlanError::NeverFits { .. })) => {}
             (Ok(Fit::Later(one)), Err(PlanError::Shortfall { shortfall })) if one == shortfall => {}
@@ -130,16 +130,37 @@ impl World {
         assert_eq!(result.map_err(Some), expected.as_ref().map(|_| ()).map_err(|&error| Some(error)));
         let Ok(accepted) = expected else { return false };
         let open = self.open.pop_front().unwrap();
-        for (row, accepted) in open.rows.iter().zip(accepted) {
-            let Some(seq) = self.seq_mut(row.spec.seq) else { continue };
-            let end = row.start + accepted;
-            seq.open_rows -= 1;
-            seq.committed = end;
-            if accepted < row.count() {
-                seq.stamps.truncate(ix(end));
-            }
+        for (place, (row, accepted)) in open.rows.iter().zip(accepted).enumerate() {
+            let outcome = outcomes.map_or(&OutcomeSpec::All, |outcomes| &outcomes[place]);
+            self.commit_row(row, accepted, outcome);
         }
         true
+    }
+
+    fn commit_row(&mut self, row: &ModelRow, accepted: u32, outcome: &OutcomeSpec) {
+        let size = self.block_size();
+        let first = row.start / size;
+        let Some(seq) = self.seqs.iter_mut().find(|seq| seq.id == row.spec.seq) else {
+            // Others may have found what it computes for certain.
+            if row.spec.kind == Kind::Ids && !row.nameless {
+                let certain = row.end() - row.spec.drafts;
+                self.known.compute(&row.stamps[..ix(certain)], first, size);
+            }
+            return;
+        };
+        let end = row.start + accepted;
+        seq.open_rows -= 1;
+        seq.committed = end;
+        if accepted < row.count() {
+            seq.stamps.truncate(ix(end));
+        }
+        if row.spec.kind != Kind::Ids && !matches!(outcome, OutcomeSpec::Ids(_)) && accepted > 0 {
+            seq.nameless_from = seq.nameless_from.min(row.start);
+        }
+        if !seq.query.private {
+            let named = if row.keeps_names { end } else { seq.nameless_from.min(end) };
+            self.known.compute(&row.stamps[..ix(named)], first, size);
+        }
     }
 
     /// How many tokens each row accepts, or why the commit is refused.
@@ -211,7 +232,7 @@ impl World {
             self.seen.aborts += 1;
             for row in open.rows.iter().rev() {
                 let Some(seq) = self.seq_mut(row.spec.seq) else { continue };
-                seq.stamps.truncate(ix(row.start));
+                seq.truncate(row.start);
                 seq.lookahead = row.lookahead_before;
                 seq.open_rows -= 1;
                 // The oldest row that was aborted tells what the table was.
