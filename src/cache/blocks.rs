@@ -79,7 +79,11 @@ impl<E: Evict> Blocks<E> {
         }
         let mut victim = self.pool.victim()?;
         let mut node = self.node_of(victim)?;
-        if self.index.has_children(node) {
+        #[cfg(test)]
+        let parent_first = crate::planted::is(crate::planted::Bug::ParentFirst);
+        #[cfg(not(test))]
+        let parent_first = false;
+        if self.index.has_children(node) && !parent_first {
             // A child goes before its parent, whatever the policy says.
             if let Some(last) = self.index.last_below(node, |block| self.pool.is_candidate(block)) {
                 victim = last;
@@ -255,6 +259,8 @@ impl<E: Evict> Blocks<E> {
         let (node, len) = self.index.best_part(walk.parent, &key, walk.start)?;
         let block = self.index.computed_entry(node)?;
         let len = (1..=len.min(most)).rev().find(|&len| walk.query.may_end(walk.start + len))?;
+        #[cfg(test)]
+        let len = if crate::planted::is(crate::planted::Bug::PartTooLong) { most.min(len + 1) } else { len };
         Some(Part { block, len })
     }
 }

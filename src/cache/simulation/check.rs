@@ -42,6 +42,7 @@ impl World {
             assert_eq!(table.len(), before.len().max(ix(target)), "a table as long as its sequence and lookahead");
             // A part that was found may give way to a whole block, even the one that it is a part of.
             let gave_way = meta.skip > 0 && start % size != 0;
+            self.seen.gave_way += u64::from(gave_way);
             let copied = before.iter().zip(&table).position(|(before, now)| before != now);
             let copied = copied.or(gave_way.then_some(ix(start / size)));
             let mut row = ModelRow {
@@ -50,7 +51,7 @@ impl World {
                 stamps: Rc::from([]),
                 table_before: Rc::from(before),
                 lookahead_before: model.lookahead,
-                nameless: false,
+                nameless_from: u32::MAX,
                 keeps_names: false,
                 displaced: None,
             };

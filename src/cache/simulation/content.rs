@@ -4,9 +4,9 @@ use alloc::collections::BTreeSet;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
+use super::calls::Invalid;
 use super::events::digest_of;
 use super::model::{QuerySpec, Stamp, extend, root};
-use super::ops::Invalid;
 use super::world::{World, read};
 use crate::cache::{Invalidate, PinId};
 use crate::error::CreateError;
@@ -154,11 +154,19 @@ impl World {
         for seq in self.seqs.iter_mut().filter(|seq| tainted.contains(&seq.id)) {
             seq.nameless_from = seq.nameless_from.min(from);
         }
+        let mut copied = Vec::new();
         for open in &mut self.open {
             for (index, row) in open.rows.iter_mut().enumerate() {
-                row.nameless |= open.step.tables().table(index).iter().any(|block| gone.contains(block));
-                // What it copies is in blocks of its own, with the names that the plan gave them.
-                row.keeps_names |= row.displaced.is_some_and(|(_, block)| gone.contains(&block)) && !row.nameless;
+                let tainted = open.step.tables().table(index).iter().any(|block| gone.contains(block));
+                if tainted {
+                    row.nameless_from = row.nameless_from.min(from);
+                }
+                // What it copies is in blocks of its own; they, and what later rows build on them, have the names that
+                // plans gave them.
+                if row.displaced.is_some_and(|(_, block)| gone.contains(&block)) {
+                    copied.push(row.spec.seq);
+                }
+                row.keeps_names |= copied.contains(&row.spec.seq) && !tainted;
             }
         }
     }
@@ -184,7 +192,7 @@ impl World {
     }
 
     /// What a block holds that has a name, whenever it was computed: the last stamp of its path.
-    pub(super) fn content_of(&self, block: BlockId) -> Option<Stamp> {
+    pub(crate) fn content_of(&self, block: BlockId) -> Option<Stamp> {
         let node = self.cache.blocks.node_of(block)?;
         self.stamps_of(node, &root).1.last().copied()
     }
@@ -213,6 +221,11 @@ impl World {
             stamp
         };
         (0..).zip(tokens).map(next).collect()
+    }
+
+    /// Whether a pin of this prompt holds anything.
+    pub(crate) fn any_under(&self, prompt: &[TokenId]) -> bool {
+        self.expected_blocks(&Scope::default(), prompt, &QuerySpec::default()) > 0
     }
 
     /// Every token of a hit was computed by somebody earlier, and not invalidated since.

@@ -5,8 +5,8 @@ mod content;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
+use super::calls::{Op, OutcomeSpec};
 use super::model::{Kind, ModelSeq, QuerySpec, RowSpec};
-use super::ops::{Op, OutcomeSpec};
 use super::rng::Rng;
 use super::world::{Part, World};
 use crate::cache::{PinId, Release};

@@ -190,8 +190,8 @@ pub(crate) struct ModelRow {
     /// How the sequence was before.
     pub(crate) table_before: Rc<[BlockId]>,
     pub(crate) lookahead_before: u32,
-    /// Whether what it builds on was invalidated.
-    pub(crate) nameless: bool,
+    /// Where what was invalidated begins, that it computes or builds on.
+    pub(crate) nameless_from: u32,
     /// Whether its sequence has no names any more, and the row has those of its plan.
     pub(crate) keeps_names: bool,
     /// The tail that a copy has replaced, and its index.

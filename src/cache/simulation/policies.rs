@@ -33,6 +33,8 @@ pub(crate) struct Watched {
     policy: Box<dyn Policy>,
     honest: bool,
     candidates: Vec<bool>,
+    /// Blocks that content was told of, since they were last evicted.
+    stored: Vec<bool>,
     removed: Option<BlockId>,
     now: Now,
 }
@@ -40,7 +42,8 @@ pub(crate) struct Watched {
 impl Clone for Watched {
     fn clone(&self) -> Self {
         let Self { honest, removed, now, .. } = *self;
-        Self { policy: (*self.policy).boxed(), honest, candidates: self.candidates.clone(), removed, now }
+        let (candidates, stored) = (self.candidates.clone(), self.stored.clone());
+        Self { policy: (*self.policy).boxed(), honest, candidates, stored, removed, now }
     }
 }
 
@@ -51,7 +54,8 @@ impl Watched {
         let place = if seed % 2 == 0 { 0 } else { place };
         let honest = place < HONEST.len();
         let make = HONEST.iter().chain(&WRONG).nth(place).unwrap();
-        Self { policy: make(), honest, candidates: Vec::new(), removed: None, now: Now::default() }
+        let (candidates, stored) = (Vec::new(), Vec::new());
+        Self { policy: make(), honest, candidates, stored, removed: None, now: Now::default() }
     }
 
     pub(crate) fn is_candidate(&self, block: BlockId) -> bool {
@@ -63,6 +67,7 @@ impl Evict for Watched {
     fn start(&mut self, num_blocks: u32) -> Result<(), ConfigError> {
         assert!(self.candidates.is_empty(), "a policy is started once");
         self.candidates.resize(ix(num_blocks), false);
+        self.stored.resize(ix(num_blocks), false);
         self.policy.start(num_blocks)
     }
 
@@ -75,6 +80,7 @@ impl Evict for Watched {
     fn stored(&mut self, block: BlockId, content: &Content<'_>) {
         assert!(!self.is_candidate(block), "a block gets content while nobody holds it");
         assert_eq!(content.parent.is_none(), content.scope.is_some(), "a first block has a scope, the others a parent");
+        self.stored[block.index()] = true;
         self.policy.stored(block, content);
     }
 
@@ -89,6 +95,7 @@ impl Evict for Watched {
 
     fn idle(&mut self, links: &mut Links, block: BlockId) {
         assert!(!core::mem::replace(&mut self.candidates[block.index()], true), "a block is a candidate twice");
+        assert!(self.stored[block.index()], "a candidate has content that the policy was not told of");
         self.policy.idle(links, block);
     }
 
@@ -109,6 +116,7 @@ impl Evict for Watched {
 
     fn evicted(&mut self, block: BlockId) {
         assert_eq!(self.removed, Some(block), "a block is evicted that was not removed just now");
+        self.stored[block.index()] = false;
         self.policy.evicted(block);
     }
 }

@@ -2,9 +2,9 @@
 
 use alloc::vec::Vec;
 
+use super::calls::OutcomeSpec;
 use super::events::{answer, caught};
 use super::model::{Kind, ModelRow, RowSpec};
-use super::ops::OutcomeSpec;
 use super::world::{Part, World};
 use crate::cache::{Fit, Row};
 use crate::error::{PlanError, StepError};
@@ -37,6 +37,7 @@ impl World {
         let expected = self.predict_plan(specs);
         let tables: Vec<_> = specs.iter().map(|spec| self.table(spec.seq)).collect();
         let most = expected.is_ok().then(|| self.most_needed(specs, &tables));
+        let tails = self.named_tails(specs, &tables);
         let rows: Vec<_> = specs.iter().map(RowSpec::row).collect();
         let (stats, before) = (self.cache.stats(), self.step.clone());
         let fits = self.cache.fits(&rows);
@@ -54,6 +55,11 @@ impl World {
             Ok(id) => {
                 assert_eq!(expected, Ok(()), "plan took bad input");
                 self.planned(id, specs, tables, &refs);
+                let spent = |&&(seq, place, tail): &&(SeqId, usize, BlockId)| {
+                    let by_others = self.cache.blocks.index.is_computed(tail);
+                    self.table(seq)[place] == tail && (self.cache.blocks.node_of(tail).is_none() || !by_others)
+                };
+                self.seen.spent += tails.iter().filter(spent).count() as u64;
                 return true;
             }
             Err(PlanError::Shortfall { shortfall }) => {
@@ -71,6 +77,17 @@ impl World {
         }
         assert_eq!(self.step, before, "a plan that failed changed the step");
         false
+    }
+
+    /// The partly filled tails that others can find.
+    fn named_tails(&self, specs: &[RowSpec], tables: &[Vec<BlockId>]) -> Vec<(SeqId, usize, BlockId)> {
+        let tail = |(spec, table): (&RowSpec, &Vec<BlockId>)| {
+            let len = self.seq(spec.seq)?.planned();
+            let place = ix(len / self.block_size());
+            let tail = *table.get(place).filter(|_| len % self.block_size() != 0)?;
+            self.cache.blocks.node_of(tail).map(|_| (spec.seq, place, tail))
+        };
+        specs.iter().zip(tables).filter_map(tail).collect()
     }
 
     fn predict_plan(&self, specs: &[RowSpec]) -> Result<(), PlanError> {
@@ -142,8 +159,8 @@ impl World {
         let first = row.start / size;
         let Some(seq) = self.seqs.iter_mut().find(|seq| seq.id == row.spec.seq) else {
             // Others may have found what it computes for certain.
-            if row.spec.kind == Kind::Ids && !row.nameless {
-                let certain = row.end() - row.spec.drafts;
+            if row.spec.kind == Kind::Ids {
+                let certain = row.nameless_from.min(row.end() - row.spec.drafts);
                 self.known.compute(&row.stamps[..ix(certain)], first, size);
             }
             return;

@@ -5,11 +5,11 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
+use super::calls::Op;
 use super::content::ModelPin;
 use super::events::Listener;
 use super::known::Known;
 use super::model::{Memory, ModelRow, ModelSeq, ModelStep, Stamp};
-use super::ops::Op;
 use super::policies::Watched;
 use super::rng::Rng;
 use crate::cache::{CacheConfig, KvCache};
@@ -28,6 +28,10 @@ pub(crate) struct Coverage {
     pub(crate) parts: u64,
     pub(crate) failed_plans: u64,
     pub(crate) aborts: u64,
+    /// Plans that wrote into a block that others could find, since there was none left to copy it to.
+    pub(crate) spent: u64,
+    /// Parts that gave way to a whole block.
+    pub(crate) gave_way: u64,
     pub(crate) pins: u64,
     /// Blocks that lost their name to an invalidation.
     pub(crate) invalidated: u64,

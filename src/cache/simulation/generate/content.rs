@@ -3,8 +3,8 @@
 use alloc::rc::Rc;
 
 use super::Generator;
+use crate::cache::simulation::calls::{Invalid, Op};
 use crate::cache::simulation::events::SinkSpec;
-use crate::cache::simulation::ops::{Invalid, Op};
 use crate::cache::simulation::world::World;
 use crate::id::BlockId;
 
