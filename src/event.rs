@@ -20,7 +20,8 @@ pub use publish::{BadRequest, Frames, Publisher};
 pub use crate::prefix::change::{Event, Stored};
 
 /// A sink has no room for an event now. The cache keeps it, and all behind it, and offers it again at the end of the
-/// next call.
+/// next call that may change what can be found (a plan, a commit, an abort, a cut, an end, an invalidation), or at a
+/// [`flush_events`](crate::KvCache::flush_events).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Refused;
 
