@@ -88,7 +88,8 @@ impl<E: Evict> Blocks<E> {
             if let Some(last) = self.index.last_below(node, |block| self.pool.is_candidate(block)) {
                 victim = last;
                 node = self.node_of(victim)?;
-            } else if self.index.is_only(node, victim) && !self.index.is_promised(node) {
+            }
+            if self.index.has_children(node) && self.index.is_only(node, victim) && !self.index.is_promised(node) {
                 // What is withheld below will not be found any more.
                 self.clear_below(node);
             }

@@ -39,7 +39,7 @@ use crate::planted::{self, Bug};
 pub(super) use calls::{Invalid, Op, OutcomeSpec};
 use generate::Generator;
 pub(super) use model::{Kind, QuerySpec, RowSpec};
-pub(super) use policies::Watched;
+pub(super) use policies::{NewestFirst, Watched};
 use rng::Rng;
 pub(super) use rng::mix;
 use world::Coverage;

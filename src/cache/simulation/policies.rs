@@ -123,7 +123,7 @@ impl Evict for Watched {
 
 /// The start of a chain first, and of chains the newest.
 #[derive(Clone, Default, Debug)]
-struct NewestFirst(List);
+pub(crate) struct NewestFirst(List);
 
 impl Evict for NewestFirst {
     fn start(&mut self, _num_blocks: u32) -> Result<(), ConfigError> {
