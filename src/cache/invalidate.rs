@@ -61,7 +61,11 @@ impl<E: Evict> KvCache<E> {
             count += self.clear_scope(scope);
         }
         for (_, sequence) in self.seqs.iter_mut() {
-            sequence.anonymous_from = 0;
+            #[cfg(test)]
+            if crate::planted::is(crate::planted::Bug::InvalidationForgetsTails) {
+                break;
+            }
+            sequence.lose_names_from(0);
         }
         if let Some((identities, events)) = self.blocks.index.identities.as_mut().zip(events) {
             identities.events = Some(events);
@@ -74,7 +78,7 @@ impl<E: Evict> KvCache<E> {
         let Some(scope) = self.blocks.index.scopes.find(scope) else { return 0 };
         for (_, sequence) in self.seqs.iter_mut().filter(|(_, sequence)| sequence.scope == scope) {
             // Their open tails hold tokens that were computed before.
-            sequence.anonymous_from = 0;
+            sequence.lose_names_from(0);
         }
         self.clear_scope(scope)
     }
@@ -121,7 +125,7 @@ impl<E: Evict> KvCache<E> {
             let displaced = sequence.displaced.as_ref().filter(|displaced| is_bad(blocks, displaced.1.id()));
             let displaced = displaced.map(|displaced| displaced.0);
             let Some(index) = displaced.or_else(|| at(blocks, &sequence.table)) else { continue };
-            sequence.anonymous_from = sequence.anonymous_from.min(index * block_size);
+            sequence.lose_names_from(index * block_size);
             // What took its place is a copy of it; or a hit, which is as good as it was if it is computed.
             let copy = sequence.table.get(index).filter(|_| displaced.is_some()).map(BlockRef::id);
             let copy = copy.filter(|&block| !blocks.index.is_computed(block) && !is_bad(blocks, block));
