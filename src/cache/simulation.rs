@@ -87,6 +87,7 @@ fn simulate(seed: u64, calls: u64, total: &mut Coverage) {
     total.invalidated += seen.invalidated;
     total.events += seen.events;
     total.refused_events += seen.refused_events;
+    total.policies |= if stats.evictions > 0 { world.cache.policy().bit().0 } else { 0 };
     drain(&mut world);
 }
 
@@ -150,6 +151,7 @@ fn every_call_does_what_the_model_does() {
             seen.refused_events,
         ];
         assert!(counts.iter().all(|&count| count > 1_000), "too little was seen: {seen:?}");
+        assert_eq!(seen.policies, Watched::of(0).bit().1, "a policy evicted nothing");
         assert!(seen.spent > 300 && seen.gave_way > 300, "too little was seen: {seen:?}");
     }
 }

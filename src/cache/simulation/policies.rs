@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use super::rng::mix;
 use crate::error::ConfigError;
-use crate::evict::{Content, Evict, Lru, Now, Retention};
+use crate::evict::{Adaptive, Content, Evict, Lfu, Lru, Now, Priority, Retention, S3Fifo};
 use crate::id::{BlockId, ix, len32};
 use crate::list::{Links, List};
 
@@ -13,7 +13,15 @@ use crate::list::{Links, List};
 type Make = fn() -> Box<dyn Policy>;
 
 /// All of them; those in the second list keep the contract of [`Evict::victim`] not.
-const HONEST: [Make; 3] = [|| Box::new(Lru::new()), || Box::new(NewestFirst::default()), || Box::new(Dice::default())];
+const HONEST: [Make; 7] = [
+    || Box::new(Lru::new()),
+    || Box::new(Lfu::new()),
+    || Box::new(S3Fifo::new()),
+    || Box::new(Priority::new()),
+    || Box::new(Adaptive::new()),
+    || Box::new(NewestFirst::default()),
+    || Box::new(Dice::default()),
+];
 const WRONG: [Make; 2] = [|| Box::new(Mute), || Box::new(Liar::default())];
 
 /// A policy that can be cloned in its box.
@@ -31,6 +39,8 @@ impl<E: Evict + Clone + 'static> Policy for E {
 #[derive(Debug)]
 pub(crate) struct Watched {
     policy: Box<dyn Policy>,
+    /// Which of all it is.
+    place: usize,
     honest: bool,
     candidates: Vec<bool>,
     /// Blocks that content was told of, since they were last evicted.
@@ -41,9 +51,9 @@ pub(crate) struct Watched {
 
 impl Clone for Watched {
     fn clone(&self) -> Self {
-        let Self { honest, removed, now, .. } = *self;
+        let Self { place, honest, removed, now, .. } = *self;
         let (candidates, stored) = (self.candidates.clone(), self.stored.clone());
-        Self { policy: (*self.policy).boxed(), honest, candidates, stored, removed, now }
+        Self { policy: (*self.policy).boxed(), place, honest, candidates, stored, removed, now }
     }
 }
 
@@ -55,7 +65,12 @@ impl Watched {
         let honest = place < HONEST.len();
         let make = HONEST.iter().chain(&WRONG).nth(place).unwrap();
         let (candidates, stored) = (Vec::new(), Vec::new());
-        Self { policy: make(), honest, candidates, stored, removed: None, now: Now::default() }
+        Self { policy: make(), place, honest, candidates, stored, removed: None, now: Now::default() }
+    }
+
+    /// A bit for this policy, and those of all.
+    pub(crate) fn bit(&self) -> (u32, u32) {
+        (1 << self.place, (1 << (HONEST.len() + WRONG.len())) - 1)
     }
 
     pub(crate) fn is_candidate(&self, block: BlockId) -> bool {

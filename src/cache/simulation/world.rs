@@ -38,6 +38,8 @@ pub(crate) struct Coverage {
     pub(crate) events: u64,
     /// Calls after which a sink had refused something.
     pub(crate) refused_events: u64,
+    /// Bits of the policies under which blocks were evicted.
+    pub(crate) policies: u32,
 }
 
 /// How much of a step runs.
