@@ -51,8 +51,7 @@ impl World {
                 stamps: Rc::from([]),
                 table_before: Rc::from(before),
                 lookahead_before: model.lookahead,
-                nameless_from: u32::MAX,
-                keeps_names: false,
+                nameless_from: if model.query.private { 0 } else { model.nameless_from },
                 displaced: None,
             };
             let before = &row.table_before;

@@ -23,6 +23,15 @@ pub(crate) struct ModelPin {
     stamps: Vec<Stamp>,
 }
 
+/// What an invalidation of a block takes.
+#[derive(Default)]
+struct Spoilt {
+    /// Itself, and all blocks that lose their names.
+    blocks: BTreeSet<BlockId>,
+    /// Content that goes with all that builds on it: the position behind it, and its last stamp.
+    contents: Vec<(u32, Stamp)>,
+}
+
 impl World {
     pub(super) fn pin(&mut self, scope: &Rc<Scope>, prompt: &Rc<[TokenId]>, query: &Rc<QuerySpec>) -> bool {
         let (size, stats) = (self.block_size(), self.cache.stats());
@@ -78,21 +87,9 @@ impl World {
     }
 
     pub(super) fn invalidate(&mut self, what: &Invalid) -> bool {
-        let size = self.block_size();
         let named = |world: &Self| world.blocks().filter(|&block| world.content_of(block).is_some()).count();
         let before = named(self);
-        // Blocks whose names must go, and of a node the position of its last token and its blocks.
-        let (mut gone, mut at) = (BTreeSet::new(), None);
-        let path_of = |world: &Self, block| {
-            let node = world.cache.blocks.node_of(block)?;
-            Some(world.stamps_of(node, &|scope| world.known.root(scope)))
-        };
-        let mut node = |world: &Self, block: BlockId| {
-            let Some((end, stamps)) = path_of(world, block) else { return };
-            let last = stamps[stamps.len() - 1];
-            gone = world.blocks().filter(|&other| world.builds_on(other, end, last)).collect();
-            at = Some((end, last));
-        };
+        let mut spoilt = Spoilt::default();
         let digest;
         let what = match what {
             Invalid::All => Invalidate::All,
@@ -100,25 +97,26 @@ impl World {
             Invalid::Identity(block) => {
                 let stamp = block.and_then(|block| self.content_of(block));
                 digest = digest_of(stamp.unwrap_or(0));
-                if let Some(block) = block.filter(|_| self.hashed) {
-                    node(self, block);
+                if let Some(block) = block.filter(|_| self.hashed && stamp.is_some()) {
+                    spoilt = self.spoilt_by(block);
                 }
                 Invalidate::Identity(&digest)
             }
             Invalid::Block(block) => {
-                node(self, *block);
+                spoilt = self.spoilt_by(*block);
                 Invalidate::Block(*block)
             }
         };
-        let by_node = matches!(what, Invalidate::Identity(_) | Invalidate::Block(_));
-        if !by_node {
+        let by_block = matches!(what, Invalidate::Identity(_) | Invalidate::Block(_));
+        if !by_block {
             let scope_of = |block| Some(self.scope_of(self.cache.blocks.node_of(block)?));
             let goes = |block: &BlockId| match what {
                 Invalidate::Scope(scope) => scope_of(*block).is_some_and(|other| other == *scope),
                 _ => scope_of(*block).is_some(),
             };
-            gone = self.blocks().filter(goes).collect();
+            spoilt.blocks = self.blocks().filter(goes).collect();
         }
+        let gone: Vec<_> = spoilt.blocks.iter().filter(|&&block| self.content_of(block).is_some()).copied().collect();
         let count = both!(self, |cache| cache.invalidate(what));
         assert_eq!(ix(count), gone.len(), "an invalidation miscounts");
         assert_eq!(named(self), before - gone.len(), "an invalidation takes other names");
@@ -127,13 +125,7 @@ impl World {
         match what {
             Invalidate::All => self.known.forget_all(),
             Invalidate::Scope(scope) => self.known.forget_scope(&Rc::new(scope.clone())),
-            _ => {
-                if let Some((end, last)) = at {
-                    self.known.forget_block(end - 1, last);
-                    self.taint(&gone, end - size);
-                }
-                return count > 0;
-            }
+            _ => return self.taint(&spoilt) || count > 0,
         }
         for seq in &mut self.seqs {
             let meant = !matches!(what, Invalidate::Scope(scope) if *seq.scope != *scope);
@@ -144,31 +136,70 @@ impl World {
         true
     }
 
-    /// Who holds one of these blocks has computed on what was invalidated, which begins at this position.
-    fn taint(&mut self, gone: &BTreeSet<BlockId>, from: u32) {
-        let holds = |world: &Self, seq| {
-            let displaced = world.displacing(seq).and_then(|(row, _)| row.displaced);
-            world.table(seq).iter().chain(displaced.iter().map(|(_, block)| block)).any(|block| gone.contains(block))
-        };
-        let tainted: Vec<_> = self.seqs.iter().map(|seq| seq.id).filter(|&seq| holds(self, seq)).collect();
-        for seq in self.seqs.iter_mut().filter(|seq| tainted.contains(&seq.id)) {
-            seq.nameless_from = seq.nameless_from.min(from);
-        }
-        let mut copied = Vec::new();
-        for open in &mut self.open {
-            for (index, row) in open.rows.iter_mut().enumerate() {
-                let tainted = open.step.tables().table(index).iter().any(|block| gone.contains(block));
-                if tainted {
-                    row.nameless_from = row.nameless_from.min(from);
+    /// What goes with a block: all that has its content or builds on it, and the same of each copy of it that an open
+    /// step computes, or of what it computes where a part of it gave way.
+    fn spoilt_by(&self, bad: BlockId) -> Spoilt {
+        let mut spoilt = Spoilt::default();
+        let mut next = alloc::vec![bad];
+        while let Some(block) = next.pop() {
+            spoilt.blocks.insert(block);
+            if let Some(node) = self.cache.blocks.node_of(block) {
+                let (end, stamps) = self.stamps_of(node, &|scope| self.known.root(scope));
+                let last = stamps[stamps.len() - 1];
+                spoilt.blocks.extend(self.blocks().filter(|&other| self.builds_on(other, end, last)));
+                spoilt.contents.push((end, last));
+            }
+            for seq in &self.seqs {
+                let displaced = self.displacing(seq.id).and_then(|(row, _)| row.displaced);
+                let Some((place, _)) = displaced.filter(|(_, block)| spoilt.blocks.contains(block)) else { continue };
+                let instead = self.table(seq.id)[ix(place)];
+                let named = self.cache.blocks.node_of(instead).is_some();
+                if named && self.is_coming(instead, place) && !spoilt.blocks.contains(&instead) {
+                    next.push(instead);
                 }
-                // What it copies is in blocks of its own; they, and what later rows build on them, have the names that
-                // plans gave them.
-                if row.displaced.is_some_and(|(_, block)| gone.contains(&block)) {
-                    copied.push(row.spec.seq);
-                }
-                row.keeps_names |= copied.contains(&row.spec.seq) && !tainted;
             }
         }
+        spoilt
+    }
+
+    /// Whether an open step writes a block, which stands at this place of a table.
+    fn is_coming(&self, block: BlockId, place: u32) -> bool {
+        let size = self.block_size();
+        self.open.iter().any(|open| {
+            let mut rows = open.step.rows().iter().enumerate();
+            rows.any(|(index, row)| {
+                let writes = row.start < (place + 1) * size && row.seq_len() > place * size;
+                writes && open.step.tables().table(index)[ix(place)] == block
+            })
+        })
+    }
+
+    /// Nobody finds what was invalidated, and who holds some of it, or may come back to it, has no names from there on.
+    /// Returns whether there is such a sequence.
+    fn taint(&mut self, spoilt: &Spoilt) -> bool {
+        let size = self.block_size();
+        for &(end, last) in &spoilt.contents {
+            self.known.forget_block(end - 1, last);
+            let rows = self.open.iter_mut().flat_map(|open| &mut open.rows);
+            for row in rows.filter(|row| row.stamps.get(ix(end - 1)) == Some(&last)) {
+                row.nameless_from = row.nameless_from.min(end - size);
+            }
+        }
+        let mut any = false;
+        for index in 0..self.seqs.len() {
+            let seq = self.seqs[index].id;
+            let table = (0..).zip(self.table(seq));
+            let displaced = self.displacing(seq).and_then(|(row, _)| row.displaced);
+            let spoilt = table.chain(displaced).filter(|(_, block)| spoilt.blocks.contains(block));
+            let Some(from) = spoilt.map(|(place, _)| place * size).min() else { continue };
+            // A block of the lookahead holds nothing yet.
+            let seq = &mut self.seqs[index];
+            if from < seq.planned() {
+                seq.nameless_from = seq.nameless_from.min(from);
+                any = true;
+            }
+        }
+        any
     }
 
     fn scope_of(&self, node: u32) -> Scope {

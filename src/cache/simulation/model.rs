@@ -190,10 +190,8 @@ pub(crate) struct ModelRow {
     /// How the sequence was before.
     pub(crate) table_before: Rc<[BlockId]>,
     pub(crate) lookahead_before: u32,
-    /// Where what was invalidated begins, that it computes or builds on.
+    /// Blocks from this position on have no names by the plan: their sequence has none, or they were invalidated since.
     pub(crate) nameless_from: u32,
-    /// Whether its sequence has no names any more, and the row has those of its plan.
-    pub(crate) keeps_names: bool,
     /// The tail that a copy has replaced, and its index.
     pub(crate) displaced: Option<(u32, BlockId)>,
 }
@@ -207,10 +205,15 @@ impl ModelRow {
         self.start + self.count()
     }
 
+    /// Where what it computes for certain ends, and has names before it is committed.
+    pub(crate) fn named(&self) -> u32 {
+        let certain = if self.spec.kind == Kind::Ids { self.end() - self.spec.drafts } else { 0 };
+        certain.min(self.nameless_from)
+    }
+
     /// Whether it computes for certain what has this stamp at this position, and others are told.
     pub(crate) fn computes(&self, position: usize, stamp: Stamp) -> bool {
-        let own = ix(self.start)..ix(self.end() - self.spec.drafts);
-        self.spec.kind == Kind::Ids && own.contains(&position) && self.stamps[position] == stamp
+        (ix(self.start)..ix(self.named())).contains(&position) && self.stamps[position] == stamp
     }
 }
 

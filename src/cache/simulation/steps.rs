@@ -159,10 +159,7 @@ impl World {
         let first = row.start / size;
         let Some(seq) = self.seqs.iter_mut().find(|seq| seq.id == row.spec.seq) else {
             // Others may have found what it computes for certain.
-            if row.spec.kind == Kind::Ids {
-                let certain = row.nameless_from.min(row.end() - row.spec.drafts);
-                self.known.compute(&row.stamps[..ix(certain)], first, size);
-            }
+            self.known.compute(&row.stamps[..ix(row.named())], first, size);
             return;
         };
         let end = row.start + accepted;
@@ -175,7 +172,8 @@ impl World {
             seq.nameless_from = seq.nameless_from.min(row.start);
         }
         if !seq.query.private {
-            let named = if row.keeps_names { end } else { seq.nameless_from.min(end) };
+            // Names from the plan outlast those of the sequence, where the row does not build on what that lost.
+            let named = seq.nameless_from.min(end).max(row.named());
             self.known.compute(&row.stamps[..ix(named)], first, size);
         }
     }
