@@ -15,7 +15,7 @@ use std::time::Instant;
 use super::simulation::{Invalid, Kind, Op, OutcomeSpec, QuerySpec, RowSpec, Watched, World, from_env, mix};
 use super::{CacheConfig, Release};
 use crate::StepId;
-use crate::id::{SeqId, TokenId, ix};
+use crate::id::{BlockId, SeqId, TokenId, ix};
 use crate::prefix::Scope;
 
 /// Time for all caches together, if the environment does not say.
@@ -140,11 +140,13 @@ fn calls(world: &World) -> Vec<Op> {
         }
     }
     if world.seen.invalidated == 0 {
-        let named: Vec<_> = world.blocks().filter(|&block| world.content_of(block).is_some()).collect();
-        if !named.is_empty() {
+        let named = |&block: &BlockId| world.content_of(block).is_some();
+        if world.blocks().any(|block| named(&block)) {
             calls.push(Op::Invalidate(Invalid::All));
         }
-        calls.extend(named.into_iter().map(|block| Op::Invalidate(Invalid::Block(block))));
+        let held = |block: &BlockId| world.cache.refs(*block) > 0 && world.seqs.iter().all(|seq| seq.nameless_from > 0);
+        let bad = world.blocks().filter(|block| named(block) || held(block));
+        calls.extend(bad.map(|block| Op::Invalidate(Invalid::Block(block))));
     }
     if world.cache.config().withhold && world.last_step > 0 {
         let oldest = world.open.front().map_or(world.last_step + 1, |open| open.id.get());
