@@ -2,7 +2,8 @@
 //!
 //! Floor 1. A cache that was given a sink tells it of every change of what can be found, at the end of the call that
 //! caused it, when the call has done all its work. Exact, ordered, complete: content is announced once, when its first
-//! copy is there; its parent was announced before it; it is withdrawn when its last copy is gone.
+//! copy is there and what it builds on can be found; its parent was announced before it; it is withdrawn when its last
+//! copy is gone, behind all that builds on it.
 
 #[cfg(feature = "events")]
 mod encode;
@@ -19,7 +20,8 @@ pub use publish::{BadRequest, Frames, Publisher};
 pub use crate::prefix::change::{Event, Stored};
 
 /// A sink has no room for an event now. The cache keeps it, and all behind it, and offers it again at the end of the
-/// next call.
+/// next call that may change what can be found (a plan, a commit, an abort, a cut, an end, an invalidation), or at a
+/// [`flush_events`](crate::KvCache::flush_events).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Refused;
 

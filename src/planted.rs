@@ -13,6 +13,16 @@ pub(crate) enum Bug {
     IdentitySurvivesReuse,
     /// An abort gives back all blocks of a row but one.
     AbortForgetsBlock,
+    /// A part of a block is found for one token more than agrees.
+    PartTooLong,
+    /// A part that is copied is let go before the copy has run.
+    PartLetGo,
+    /// Content computed on what was invalidated is named after all.
+    InvalidationForgetsTails,
+    /// Content is announced again with its second copy.
+    TwinAnnounced,
+    /// A block is evicted before what builds on it, if the policy says so.
+    ParentFirst,
 }
 
 std::thread_local! {

@@ -119,6 +119,21 @@ impl Sequence {
         self.query.as_deref().map_or(Query::default(), OwnedQuery::as_query)
     }
 
+    /// What is planned from this position on, and all that will build on it, is not to be found by others. A sequence
+    /// that ends there builds on nothing of that.
+    pub(crate) fn lose_names_from(&mut self, position: u32) {
+        if position < self.planned {
+            self.anonymous_from = self.anonymous_from.min(position);
+        }
+    }
+
+    /// After a cut: what will follow does not build on anonymous tokens that are gone.
+    pub(crate) fn regain_names(&mut self) {
+        if self.anonymous_from >= self.planned {
+            self.anonymous_from = u32::MAX;
+        }
+    }
+
     /// The extras of a block of the table.
     pub(crate) fn extras_of(&self, index: u32, block_size: u32) -> SharedExtras {
         let range = || index * block_size..(index + 1) * block_size;

@@ -530,10 +530,13 @@ impl<E: Evict> BlockPool<E> {
 
 #[cfg(test)]
 impl<E: Evict + Clone> BlockPool<E> {
-    /// The candidates in the order in which the policy would evict them.
+    /// The candidates in the order in which the policy would evict them, until it names one that is none.
     pub(crate) fn order(&self) -> Vec<u64> {
         let (mut policy, mut links, mut out) = (self.policy.clone(), self.links.clone(), Vec::new());
         while let Some(block) = policy.victim(&links) {
+            if !self.is_candidate(block) || out.contains(&u64::from(block.get())) {
+                break;
+            }
             policy.remove(&mut links, block);
             out.push(u64::from(block.get()));
         }

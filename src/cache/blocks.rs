@@ -81,11 +81,19 @@ impl<E: Evict> Blocks<E> {
         }
         let mut victim = self.pool.victim()?;
         let mut node = self.node_of(victim)?;
-        if self.index.has_children(node) {
+        #[cfg(test)]
+        let parent_first = crate::planted::is(crate::planted::Bug::ParentFirst);
+        #[cfg(not(test))]
+        let parent_first = false;
+        if self.index.has_children(node) && !parent_first {
             // A child goes before its parent, whatever the policy says.
             if let Some(last) = self.index.last_below(node, |block| self.pool.is_candidate(block)) {
                 victim = last;
                 node = self.node_of(victim)?;
+            }
+            if self.index.has_children(node) && self.index.is_only(node, victim) && !self.index.is_promised(node) {
+                // What is withheld below will not be found any more.
+                self.clear_below(node);
             }
         }
         let block = self.pool.evict(victim);
@@ -135,8 +143,7 @@ impl<E: Evict> Blocks<E> {
     /// Takes a block's name away, if it has one. What builds on it cannot be found any more, and loses its name too.
     pub(super) fn unpublish(&mut self, block: BlockId) {
         let Some(node) = self.node_of(block) else { return };
-        let others = self.index.entry(node) != Some(block) || !self.index.is_alone(block);
-        if others || !self.index.has_children(node) {
+        if !self.index.is_only(node, block) || !self.index.has_children(node) {
             self.index.vacate(node, block, &mut self.pool.links);
             self.pool.forget(block);
         } else {
@@ -153,6 +160,13 @@ impl<E: Evict> Blocks<E> {
             count += 1;
         }
         count
+    }
+
+    /// Takes the names off all that hangs below a node.
+    fn clear_below(&mut self, node: u32) {
+        while let Some(child) = self.index.first_child(node) {
+            self.clear(child);
+        }
     }
 
     /// Gives a reference back; `true` where the block can be allocated now.
@@ -173,6 +187,10 @@ impl<E: Evict> Blocks<E> {
     /// Before the last reference to a block goes that is not the only one of its node.
     #[cold]
     fn release_name(&mut self, node: u32, block: BlockId) {
+        if !self.index.is_computed(block) && self.index.is_only(node, block) {
+            // Content may be computed before what it builds on, and that be given up.
+            self.clear_below(node);
+        }
         let Self { pool, index, .. } = self;
         let mut links = core::mem::take(&mut pool.links);
         let fate = index.on_idle(node, block, &mut links, |entry| pool.refs(entry) == 0);
@@ -247,6 +265,8 @@ impl<E: Evict> Blocks<E> {
         let (node, len) = self.index.best_part(walk.parent, &key, walk.start)?;
         let block = self.index.computed_entry(node)?;
         let len = (1..=len.min(most)).rev().find(|&len| walk.query.may_end(walk.start + len))?;
+        #[cfg(test)]
+        let len = if crate::planted::is(crate::planted::Bug::PartTooLong) { most.min(len + 1) } else { len };
         Some(Part { block, len })
     }
 }

@@ -278,6 +278,7 @@ impl<E: Evict> KvCache<E> {
         seq.found = seq.found.min(seq.table.len());
         seq.tail.truncate(ix(row.start - seq.tail_start(block_size)));
         seq.planned = row.start;
+        seq.regain_names();
         seq.lookahead = row.lookahead;
         seq.unknown_rows -= u32::from(row.by_count);
         // A storage may have seen this step's edits, or not: the next step's must do for both.

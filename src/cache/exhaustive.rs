@@ -1,6 +1,7 @@
 //! Every sequence of calls on very small caches, to the depth that the time allows.
 //!
-//! Pools of 1 to 4 blocks of 1 to 3 tokens, up to 3 sequences, 2 token values, 2 open steps. After each call everything
+//! Pools of 1 to 4 blocks of 1 to 3 tokens, up to 3 sequences, 2 token values, 2 open steps, a pin; some content is
+//! invalidated once. After each call everything
 //! that the [simulation](super::simulation) checks must hold. States that differ in nothing but names (numbers of
 //! steps, generations of handles) or in counters are one. The search deepens by one call at a time; it prints how deep
 //! it came and how many states it saw. `PAGED_KV_EXHAUSTIVE_SECONDS=n` gives it more time.
@@ -11,10 +12,10 @@ use core::time::Duration;
 use std::collections::HashMap;
 use std::time::Instant;
 
-use super::simulation::{Kind, Op, OutcomeSpec, QuerySpec, RowSpec, World, from_env, mix};
+use super::simulation::{Invalid, Kind, Op, OutcomeSpec, QuerySpec, RowSpec, Watched, World, from_env, mix};
 use super::{CacheConfig, Release};
 use crate::StepId;
-use crate::id::{SeqId, TokenId, ix};
+use crate::id::{BlockId, SeqId, TokenId, ix};
 use crate::prefix::Scope;
 
 /// Time for all caches together, if the environment does not say.
@@ -49,7 +50,7 @@ fn search(config: CacheConfig, eager: bool, time: Duration) -> usize {
     let (mut states, mut depth, mut calls) = (0, 0, 0);
     loop {
         let mut search = Search { end, seen: HashMap::new(), calls: 0 };
-        let world = World::new(config, eager, false);
+        let world = World::new(config, &Watched::of(0), eager, false);
         let finished = search.explore(&world, depth + 1);
         (states, calls) = (search.seen.len().max(states), calls + search.calls);
         if !finished {
@@ -129,6 +130,24 @@ fn calls(world: &World) -> Vec<Op> {
             calls.extend((0..seq.committed).map(|len| Op::Truncate { seq: id, len }));
         }
     }
+    match world.pins.first() {
+        Some(pin) => calls.push(Op::Unpin { pin: pin.id }),
+        None => {
+            let prompts = [[0, 0], [0, 1]].map(|tokens| tokens[..ix(capacity * block_size).min(2)].into());
+            let query = Rc::<QuerySpec>::default();
+            let found = prompts.into_iter().filter(|prompt: &Rc<[TokenId]>| world.any_under(prompt));
+            calls.extend(found.map(|prompt| Op::Pin { scope: Rc::clone(&scope), prompt, query: Rc::clone(&query) }));
+        }
+    }
+    if world.seen.invalidated == 0 {
+        let named = |&block: &BlockId| world.content_of(block).is_some();
+        if world.blocks().any(|block| named(&block)) {
+            calls.push(Op::Invalidate(Invalid::All));
+        }
+        let held = |block: &BlockId| world.cache.refs(*block) > 0 && world.seqs.iter().all(|seq| seq.nameless_from > 0);
+        let bad = world.blocks().filter(|block| named(block) || held(block));
+        calls.extend(bad.map(|block| Op::Invalidate(Invalid::Block(block))));
+    }
     if world.cache.config().withhold && world.last_step > 0 {
         let oldest = world.open.front().map_or(world.last_step + 1, |open| open.id.get());
         calls.push(Op::Retire { step: StepId::new(oldest - 1) });
@@ -207,6 +226,8 @@ fn key(world: &World) -> (u64, u64) {
         state.extend(open.published.iter().map(|block| u64::from(block.get())));
         state.push(u64::MAX);
     }
+    state.extend(world.pins.iter().flat_map(|pin| &pin.blocks).map(|block| u64::from(block.get())));
+    state.push(world.seen.invalidated.min(1));
     for seq in &world.seqs {
         let held = cache.sequence(seq.id).unwrap();
         state

@@ -191,10 +191,8 @@ impl<E: Evict> KvCache<E> {
         } else {
             sequence.tail.truncate(ix(len - sequence.tail_start(block_size)));
         }
-        if sequence.anonymous_from >= len {
-            sequence.anonymous_from = u32::MAX;
-        }
         (sequence.committed, sequence.planned, sequence.lookahead) = (len, len, 0);
+        sequence.regain_names();
         let fence = config.fence(sequence.last_step);
         sequence.found = sequence.found.min(len / block_size);
         let freed = shrink(blocks, sequence, len.div_ceil(block_size), fence);

@@ -33,8 +33,9 @@ impl<E: Evict> KvCache<E> {
     /// their content's name.
     ///
     /// # Complexity
-    /// O(blocks that lose their name + sequences), for a block without a name times their blocks; by identity also
-    /// O(content of the cache), with one call of the hasher for each block whose identity was not asked for before.
+    /// O(blocks that lose their name + sequences), for a block without a name times their blocks, and the sequences once
+    /// more for each copy that an open step computes; by identity also O(content of the cache), with one call of the
+    /// hasher for each block whose identity was not asked for before.
     pub fn invalidate(&mut self, what: Invalidate<'_>) -> u32 {
         let count = match what {
             Invalidate::All => self.invalidate_all(),
@@ -61,7 +62,11 @@ impl<E: Evict> KvCache<E> {
             count += self.clear_scope(scope);
         }
         for (_, sequence) in self.seqs.iter_mut() {
-            sequence.anonymous_from = 0;
+            #[cfg(test)]
+            if crate::planted::is(crate::planted::Bug::InvalidationForgetsTails) {
+                break;
+            }
+            sequence.lose_names_from(0);
         }
         if let Some((identities, events)) = self.blocks.index.identities.as_mut().zip(events) {
             identities.events = Some(events);
@@ -74,7 +79,7 @@ impl<E: Evict> KvCache<E> {
         let Some(scope) = self.blocks.index.scopes.find(scope) else { return 0 };
         for (_, sequence) in self.seqs.iter_mut().filter(|(_, sequence)| sequence.scope == scope) {
             // Their open tails hold tokens that were computed before.
-            sequence.anonymous_from = 0;
+            sequence.lose_names_from(0);
         }
         self.clear_scope(scope)
     }
@@ -88,53 +93,63 @@ impl<E: Evict> KvCache<E> {
     }
 
     fn invalidate_node(&mut self, node: u32) -> u32 {
+        let mut copies = Vec::new();
+        self.clear_node(node, &mut copies) + self.invalidate_copies(copies)
+    }
+
+    /// Takes the names off what builds on a node, and adds the copies of it that open steps are computing.
+    fn clear_node(&mut self, node: u32, copies: &mut Vec<BlockId>) -> u32 {
         // Who holds a block of this node has its content, whole or in part, in front of all that it computes. Blocks
         // further down are held only together with it.
         let index = self.depth(node);
         let is_bad = |blocks: &Blocks<E>, block| blocks.node_of(block) == Some(node);
-        let copied = self.keep_nameless(
+        self.keep_nameless(
             |blocks, table| table.get(index).is_some_and(|block| is_bad(blocks, block.id())).then_some(index),
             is_bad,
+            copies,
         );
-        self.blocks.clear(node) + self.invalidate_copies(&copied)
+        self.blocks.clear(node)
     }
 
     /// An open tail, or what is anonymous anyway.
     fn invalidate_nameless(&mut self, bad: BlockId) -> u32 {
         let at =
             |_: &Blocks<E>, table: &BlockTable| table.ids().zip(0..).find(|&(block, _)| block == bad).map(|at| at.1);
-        let copied = self.keep_nameless(at, |_, block| block == bad);
-        self.invalidate_copies(&copied)
+        let mut copies = Vec::new();
+        self.keep_nameless(at, |_, block| block == bad, &mut copies);
+        self.invalidate_copies(copies)
     }
 
     /// Sees to it that no sequence names what it computes behind bad content: `at` says where it stands in a table, and
-    /// `is_bad` whether it is in a block. Returns the names of copies of it that open steps are computing.
+    /// `is_bad` whether it is in a block. Adds the copies of it that open steps are computing.
     fn keep_nameless(
         &mut self,
         at: impl Fn(&Blocks<E>, &BlockTable) -> Option<u32>,
         is_bad: impl Fn(&Blocks<E>, BlockId) -> bool,
-    ) -> Vec<u32> {
+        copies: &mut Vec<BlockId>,
+    ) {
         let block_size = self.config.block_size;
         let Self { seqs, blocks, .. } = self;
-        let mut copied = Vec::new();
         for (_, sequence) in seqs.iter_mut() {
             let displaced = sequence.displaced.as_ref().filter(|displaced| is_bad(blocks, displaced.1.id()));
             let displaced = displaced.map(|displaced| displaced.0);
             let Some(index) = displaced.or_else(|| at(blocks, &sequence.table)) else { continue };
-            sequence.anonymous_from = sequence.anonymous_from.min(index * block_size);
+            sequence.lose_names_from(index * block_size);
             // What took its place is a copy of it; or a hit, which is as good as it was if it is computed.
             let copy = sequence.table.get(index).filter(|_| displaced.is_some()).map(BlockRef::id);
-            let copy = copy.filter(|&block| !blocks.index.is_computed(block) && !is_bad(blocks, block));
-            copied.extend(copy.and_then(|block| blocks.node_of(block)));
+            copies.extend(copy.filter(|&block| !blocks.index.is_computed(block) && !is_bad(blocks, block)));
         }
-        copied.sort_unstable();
-        copied.dedup();
-        copied
     }
 
-    fn invalidate_copies(&mut self, nodes: &[u32]) -> u32 {
-        // Nobody shares a part of what is not computed, so that there are no copies of these.
-        nodes.iter().map(|&node| self.invalidate_node(node)).sum()
+    fn invalidate_copies(&mut self, mut copies: Vec<BlockId>) -> u32 {
+        let mut count = 0;
+        while let Some(copy) = copies.pop() {
+            // It may have lost its name with another: one of the same content, or a copy of that.
+            if let Some(node) = self.blocks.node_of(copy) {
+                count += self.clear_node(node, &mut copies);
+            }
+        }
+        count
     }
 
     /// Blocks before those of a node.

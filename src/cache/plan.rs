@@ -108,9 +108,11 @@ impl<E: Evict> KvCache<E> {
         result
     }
 
-    /// Whether a draft that lacks blocks would not, if its rows overwrote what they are about to copy. The reuse of a
-    /// part of a block must never make a plan fail that would fit without. Otherwise the shortfall leaves these copies
-    /// out.
+    /// Whether a draft that lacks blocks would not, if its rows overwrote what they are about to copy. As long as nobody
+    /// else holds the block that a part was found in, the part never makes a plan fail that would fit without. Where two
+    /// hold it and there is no block to copy it to, both wait ([`Fit::Later`]) until one of them is freed, or others are;
+    /// [`fits_prompt`](Self::fits_prompt) says so beforehand to the second, since a block that is held is not available.
+    /// Otherwise the shortfall leaves these copies out.
     fn can_spend(&self, draft: &Draft, shortfall: &mut Shortfall) -> bool {
         let spendable = len32(self.spendable(draft).count());
         shortfall.needed = shortfall.needed.saturating_sub(spendable);

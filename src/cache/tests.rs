@@ -8,6 +8,7 @@ mod hazards;
 mod identity;
 mod invalidation;
 mod lengths;
+mod names;
 mod parts;
 mod pins;
 mod policy;

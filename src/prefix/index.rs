@@ -418,6 +418,8 @@ impl PrefixIndex {
             ring.push_front(links, block.get());
         }
         node.twins.set(ring.0);
+        #[cfg(test)]
+        let first = first || crate::planted::is(crate::planted::Bug::TwinAnnounced);
         if first {
             self.announce(id, block);
         }
@@ -570,6 +572,19 @@ impl PrefixIndex {
                 Parent::Scope(_) => return,
             }
         }
+    }
+
+    /// Whether a node has no other block than this one.
+    #[inline]
+    pub(crate) fn is_only(&self, node: u32, block: BlockId) -> bool {
+        let node = &self.nodes[ix(node)];
+        node.entry.number() == block.get() && node.twins.number() == NIL
+    }
+
+    /// The first child of a node.
+    pub(crate) fn first_child(&self, node: u32) -> Option<u32> {
+        let first = self.forks.first(self.nodes[ix(node)].top);
+        (first != NIL).then_some(first)
     }
 
     /// The first node under a scope.

@@ -133,6 +133,13 @@ impl<E: Evict> KvCache<E> {
                 if let Ok(src) = seq.table.replace(index, dst) {
                     let copy = BlockCopy { src: src.id(), dst: dst_id };
                     seq.displaced = Some((index, src));
+                    #[cfg(test)]
+                    if crate::planted::is(crate::planted::Bug::PartLetGo) && blocks.node_of(copy.src).is_some() {
+                        if let Some((_, src)) = seq.displaced.take() {
+                            blocks.pool.end_displaced(copy.src);
+                            blocks.release(src, 0);
+                        }
+                    }
                     counters.copies += 1;
                     #[cfg(test)]
                     let skipped = crate::planted::is(crate::planted::Bug::SkippedCopy);

@@ -3,7 +3,7 @@
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
-use super::model::{Kind, ModelRow, ModelSeq, ModelStep, QuerySpec, RowSpec, Stamp, extend, root};
+use super::model::{Kind, ModelRow, ModelSeq, ModelStep, QuerySpec, RowSpec, Stamp, extend};
 use super::world::{World, edit, read};
 use crate::id::{BlockId, StepId, TokenId, ix};
 use crate::prefix::Scope;
@@ -35,13 +35,14 @@ impl World {
             if meta.skip > 0 {
                 assert!(spec.kind == Kind::Ids && meta.start % size == 0);
                 assert!(meta.start + spec.drafts < end, "a token that is certain is left to compute");
-                assert!(model.query.may_end(meta.start) && !model.query.private);
+                assert!(model.query.may_end(meta.start) && !model.query.private && model.nameless_from == u32::MAX);
                 self.seen.prefix_hits += 1;
             }
             let target = (end + spec.lookahead).div_ceil(size);
             assert_eq!(table.len(), before.len().max(ix(target)), "a table as long as its sequence and lookahead");
             // A part that was found may give way to a whole block, even the one that it is a part of.
             let gave_way = meta.skip > 0 && start % size != 0;
+            self.seen.gave_way += u64::from(gave_way);
             let copied = before.iter().zip(&table).position(|(before, now)| before != now);
             let copied = copied.or(gave_way.then_some(ix(start / size)));
             let mut row = ModelRow {
@@ -50,6 +51,7 @@ impl World {
                 stamps: Rc::from([]),
                 table_before: Rc::from(before),
                 lookahead_before: model.lookahead,
+                nameless_from: if model.query.private { 0 } else { model.nameless_from },
                 displaced: None,
             };
             let before = &row.table_before;
@@ -78,8 +80,16 @@ impl World {
             model.most_blocks = model.most_blocks.max(target);
             model.lookahead = spec.lookahead;
             model.open_rows += 1;
-            spec.tokens.iter().for_each(|&token| model.push(token));
+            let root = self.known.root(&model.scope);
+            spec.tokens.iter().for_each(|&token| model.push(token, root));
             row.stamps = Rc::from(&*model.stamps);
+            let skipped = (start / size + 1..=meta.start / size).map(|blocks| ix(blocks * size) - 1);
+            for last in skipped.filter(|_| meta.skip > 0) {
+                let stamp = row.stamps[last];
+                let mut others = self.open.iter().flat_map(|open| &open.rows).chain(&rows);
+                let computed = self.known.has_block(stamp) || others.any(|other| other.computes(last, stamp));
+                assert!(computed, "a row skips what nobody computes");
+            }
             rows.push(row);
         }
         assert!(self.step.tables().copies().len() == displaced || crate::planted::any());
@@ -180,8 +190,15 @@ impl World {
             let held = self.cache.sequence(seq.id).unwrap().table().ids();
             held.chain(displaced.map(|(_, block)| block)).for_each(|block| holders[block.index()] += 1);
         }
+        for pin in &self.pins {
+            self.check_pin(pin);
+            pin.blocks.iter().for_each(|block| holders[block.index()] += 1);
+        }
         let stats = self.cache.stats();
+        assert_eq!(ix(stats.pins), self.pins.len());
         for block in self.blocks() {
+            let candidate = self.cache.blocks.pool.is_candidate(block);
+            assert_eq!(self.cache.policy().is_candidate(block), candidate, "{block:?}: the policy was not told");
             assert_eq!(self.cache.refs(block), holders[block.index()], "{block:?} miscounts its holders");
         }
         let held = holders.iter().filter(|&&holders| holders > 0).count();
@@ -191,6 +208,7 @@ impl World {
         let claims: u32 = self.cache.sequences().map(|(_, seq)| seq.reserved_blocks()).sum();
         assert!(stats.reserved == claims && claims <= stats.available);
         assert!(self.cache.open_steps().eq(self.open.iter().map(|open| open.id)));
+        self.check_names();
         for (block, stamps) in self.findable() {
             let index = &self.cache.blocks.index;
             let ran = |open: &super::model::ModelStep| open.ran && index.is_computed_by(block, open.id.get());
@@ -198,6 +216,8 @@ impl World {
                 let held = read(&self.memory, &[block], self.block_size(), self.block_size());
                 assert_eq!(held, stamps, "{block:?} is found under the name of other content");
             }
+            let known = self.known.has_block(stamps[stamps.len() - 1]);
+            assert!(known || !index.is_computed(block), "{block:?} is found, and nobody computed it since");
         }
         // A planted bug is to be found by what the cache does, not by what it knows of itself.
         if !crate::planted::any() {
@@ -235,19 +255,20 @@ impl World {
     }
 
     /// Every block that has a name, and what it should hold, from the names on its path alone.
-    fn findable(&self) -> Vec<(BlockId, Vec<Stamp>)> {
+    pub(super) fn findable(&self) -> Vec<(BlockId, Vec<Stamp>)> {
         let named = self.blocks().filter_map(|block| Some((block, self.cache.blocks.node_of(block)?)));
-        named.map(|(block, node)| (block, self.stamps_of(node).1)).collect()
+        let root = |scope: &Scope| self.known.root(scope);
+        named.map(|(block, node)| (block, self.stamps_of(node, &root).1)).collect()
     }
 
     /// The position behind a node's block, and the stamps of the block.
-    fn stamps_of(&self, node: u32) -> (u32, Vec<Stamp>) {
+    pub(super) fn stamps_of(&self, node: u32, root: &dyn Fn(&Scope) -> Stamp) -> (u32, Vec<Stamp>) {
         let index = &self.cache.blocks.index;
         let (tokens, extras) = (index.tokens(node), index.extras(node));
         let (mut at, mut stamp) = match index.parent(node) {
             Parent::Scope(scope) => (0, root(index.scopes.get(scope))),
             Parent::Node(parent) => {
-                let (end, stamps) = self.stamps_of(parent);
+                let (end, stamps) = self.stamps_of(parent, root);
                 (end, stamps[stamps.len() - 1])
             }
         };
@@ -269,7 +290,7 @@ impl World {
         let all = self.findable();
         let computed = all.iter().filter(|(block, _)| index.is_computed(*block));
         let there: Vec<&Vec<Stamp>> = computed.map(|(_, stamps)| stamps).collect();
-        let (mut stamp, mut stamps) = (root(scope), Vec::new());
+        let (mut stamp, mut stamps) = (self.known.root(scope), Vec::new());
         for (position, &token) in (0..).zip(prompt.iter().take(prompt.len() - 1)) {
             stamp = extend(stamp, position, token, &query.extras);
             stamps.push(stamp);

@@ -1,15 +1,17 @@
 //! Which call comes next.
 
+mod content;
+
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
+use super::calls::{Op, OutcomeSpec};
 use super::model::{Kind, ModelSeq, QuerySpec, RowSpec};
-use super::ops::{Op, OutcomeSpec};
 use super::rng::Rng;
 use super::world::{Part, World};
-use crate::cache::Release;
+use crate::cache::{PinId, Release};
 use crate::id::{SeqId, StepId, TokenId, ix};
-use crate::prefix::{Extra, Scope};
+use crate::prefix::{Extra, RangeRetention, Retention, Scope};
 
 /// Chooses calls such that pools are always nearly full and prompts share their beginnings.
 pub(crate) struct Generator {
@@ -23,6 +25,8 @@ pub(crate) struct Generator {
     scopes: Vec<Rc<Scope>>,
     vocabulary: [TokenId; TOKENS],
     embeddings: u32,
+    /// A pin to be given back once more.
+    old_pin: Option<PinId>,
 }
 
 /// Tokens of a vocabulary.
@@ -50,6 +54,7 @@ impl Generator {
             scopes: scopes.into_iter().map(Rc::new).collect(),
             vocabulary,
             embeddings: 1 << 31,
+            old_pin: None,
         }
     }
 
@@ -64,6 +69,9 @@ impl Generator {
     /// A call, or `None` where the one that was drawn makes no sense now.
     fn candidate(&mut self, world: &World) -> Option<Op> {
         let open = world.open.len();
+        if self.rng.chance(8) {
+            return Some(self.content(world));
+        }
         if world.seqs.len() >= self.most_seqs && self.rng.chance(60) {
             return Some(self.free(world));
         }
@@ -165,7 +173,7 @@ impl Generator {
         if self.rng.chance(3) {
             range.end = range.start;
         }
-        match self.rng.below(4) {
+        match self.rng.below(5) {
             0 => {
                 let kind = u8::try_from(self.rng.below(2)).unwrap();
                 query.extras = alloc::vec![Extra { range: range.clone(), digest: [kind; 32] }];
@@ -175,6 +183,14 @@ impl Generator {
             }
             1 => query.max_hit = Some(self.rng.below(12)),
             2 => query.no_cut = alloc::vec![range],
+            3 => {
+                let retention = Retention {
+                    priority: u8::try_from(self.rng.below(101)).unwrap(),
+                    duration: self.rng.chance(50).then(|| u64::from(self.rng.below(20))),
+                };
+                let all = RangeRetention::new(0..u32::MAX, Retention::default());
+                query.retention = alloc::vec![RangeRetention::new(range, retention), all];
+            }
             _ => query.private = true,
         }
         query

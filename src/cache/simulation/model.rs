@@ -6,7 +6,7 @@ use core::ops::Range;
 
 use super::rng::mix;
 use crate::id::{BlockId, SeqId, Slot, StepId, TokenId, ix};
-use crate::prefix::{Extra, Query, Scope};
+use crate::prefix::{Extra, Query, RangeRetention, Scope};
 use crate::step::{BlockCopy, Step};
 
 /// What a slot holds: the scope, and all tokens and extras up to and including its own, as one number. Two positions
@@ -19,7 +19,7 @@ pub(crate) const POISON: Stamp = 0;
 /// Stands before an extra: no token is as large.
 const EXTRA: u64 = 1 << 63;
 
-/// The stamp before the first token.
+/// What tells the content of a scope from that of another.
 pub(crate) fn root(scope: &Scope) -> Stamp {
     [&scope.model, &scope.adapter, &scope.salt].iter().fold(scope.adapter_version, |stamp, bytes| {
         bytes.iter().fold(mix(stamp, bytes.len() as u64), |stamp, &byte| mix(stamp, u64::from(byte)))
@@ -74,6 +74,7 @@ pub(crate) struct QuerySpec {
     pub(crate) extras: Vec<Extra>,
     pub(crate) max_hit: Option<u32>,
     pub(crate) no_cut: Vec<Range<u32>>,
+    pub(crate) retention: Vec<RangeRetention>,
     pub(crate) private: bool,
 }
 
@@ -83,7 +84,7 @@ impl QuerySpec {
             extras: &self.extras,
             max_hit: self.max_hit,
             no_cut: &self.no_cut,
-            retention: &[],
+            retention: &self.retention,
             private: self.private,
         }
     }
@@ -99,7 +100,9 @@ impl QuerySpec {
             ranges.iter().all(|range| range.start < range.end)
                 && ranges.windows(2).all(|pair| pair[0].start <= pair[1].start && pair[0].end <= pair[1].end)
         };
-        ascending(self.extras.iter().map(|extra| extra.range.clone()).collect()) && ascending(self.no_cut.clone())
+        ascending(self.extras.iter().map(|extra| extra.range.clone()).collect())
+            && ascending(self.no_cut.clone())
+            && self.retention.iter().all(|kept| kept.range.start < kept.range.end)
     }
 }
 
@@ -116,22 +119,43 @@ pub(crate) struct ModelSeq {
     pub(crate) committed: u32,
     pub(crate) lookahead: u32,
     pub(crate) open_rows: u32,
+    /// Blocks from this position on have no names: their tokens were never told, or they build on invalid content.
+    pub(crate) nameless_from: u32,
     /// The longest table, in blocks, that any state since the oldest open row asked for.
     pub(crate) most_blocks: u32,
 }
 
 impl ModelSeq {
     pub(crate) fn new(id: SeqId, scope: Rc<Scope>, query: Rc<QuerySpec>, prompt: Rc<[TokenId]>) -> Self {
-        let (committed, lookahead, open_rows, most_blocks) = (0, 0, 0, 0);
-        Self { id, scope, query, prompt, stamps: Vec::new(), committed, lookahead, open_rows, most_blocks }
+        Self {
+            id,
+            scope,
+            query,
+            prompt,
+            stamps: Vec::new(),
+            committed: 0,
+            lookahead: 0,
+            open_rows: 0,
+            nameless_from: u32::MAX,
+            most_blocks: 0,
+        }
+    }
+
+    /// Forgets what was planned from this position on.
+    pub(crate) fn truncate(&mut self, len: u32) {
+        self.stamps.truncate(ix(len));
+        if self.nameless_from >= len {
+            self.nameless_from = u32::MAX;
+        }
     }
 
     pub(crate) fn planned(&self) -> u32 {
         u32::try_from(self.stamps.len()).unwrap()
     }
 
-    pub(crate) fn push(&mut self, token: TokenId) {
-        let before = self.stamps.last().copied().unwrap_or_else(|| root(&self.scope));
+    /// Plans a token; `root` stands before the first.
+    pub(crate) fn push(&mut self, token: TokenId, root: Stamp) {
+        let before = self.stamps.last().copied().unwrap_or(root);
         self.stamps.push(extend(before, self.planned(), token, &self.query.extras));
     }
 }
@@ -166,6 +190,8 @@ pub(crate) struct ModelRow {
     /// How the sequence was before.
     pub(crate) table_before: Rc<[BlockId]>,
     pub(crate) lookahead_before: u32,
+    /// Blocks from this position on have no names by the plan: their sequence has none, or they were invalidated since.
+    pub(crate) nameless_from: u32,
     /// The tail that a copy has replaced, and its index.
     pub(crate) displaced: Option<(u32, BlockId)>,
 }
@@ -177,6 +203,17 @@ impl ModelRow {
 
     pub(crate) fn end(&self) -> u32 {
         self.start + self.count()
+    }
+
+    /// Where what it computes for certain ends, and has names before it is committed.
+    pub(crate) fn named(&self) -> u32 {
+        let certain = if self.spec.kind == Kind::Ids { self.end() - self.spec.drafts } else { 0 };
+        certain.min(self.nameless_from)
+    }
+
+    /// Whether it computes for certain what has this stamp at this position, and others are told.
+    pub(crate) fn computes(&self, position: usize, stamp: Stamp) -> bool {
+        (ix(self.start)..ix(self.named())).contains(&position) && self.stamps[position] == stamp
     }
 }
 

@@ -1,113 +1,16 @@
-//! The calls, and what those on sequences should answer, from the model alone, and do to the model.
+//! What the calls on sequences should answer, from the model alone, and do to the model.
 
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
+use super::calls::Op;
+use super::events::{answer, caught};
 use super::model::{Kind, ModelSeq, QuerySpec, RowSpec};
-use super::world::{Part, World};
-use crate::cache::{Fit, Outcome, Release, Row, RowTokens, ViewRow};
+use super::world::World;
+use crate::cache::{Fit, ViewRow};
 use crate::error::{CreateError, SelectError, SequenceError, ViewError};
-use crate::id::{SeqId, StepId, TokenId, ix};
+use crate::id::{SeqId, TokenId, ix};
 use crate::prefix::Scope;
-
-/// A call, as data.
-#[derive(Clone, Debug)]
-pub(crate) enum Op {
-    Create {
-        scope: Rc<Scope>,
-        prompt: Rc<[TokenId]>,
-        query: Rc<QuerySpec>,
-    },
-    CreateBlank {
-        scope: Rc<Scope>,
-    },
-    /// `fits_prompt`, `create`, and a `plan` of the prompt and `extra` tokens behind it, which must agree.
-    Admit {
-        scope: Rc<Scope>,
-        prompt: Rc<[TokenId]>,
-        query: Rc<QuerySpec>,
-        extra: Vec<TokenId>,
-    },
-    Plan {
-        rows: Vec<RowSpec>,
-    },
-    /// A row by count whose numbers are out of all bounds.
-    PlanHuge {
-        seq: SeqId,
-        count: u32,
-        lookahead: u32,
-    },
-    Run {
-        steps: usize,
-    },
-    Commit {
-        step: StepId,
-        outcomes: Vec<OutcomeSpec>,
-    },
-    CommitAll {
-        step: StepId,
-    },
-    /// Before it, so many of the steps to be aborted run, and then a part of the next.
-    Abort {
-        step: StepId,
-        ran: Option<(usize, Part)>,
-    },
-    AbortAll,
-    Fork {
-        seq: SeqId,
-        children: usize,
-    },
-    Select {
-        beams: Vec<SeqId>,
-        parents: Vec<usize>,
-    },
-    Truncate {
-        seq: SeqId,
-        len: u32,
-    },
-    Free {
-        seq: SeqId,
-        release: Release,
-    },
-    Reserve {
-        seq: SeqId,
-        tokens: u32,
-    },
-    View {
-        rows: Vec<(SeqId, u32, u32)>,
-    },
-    Retire {
-        step: StepId,
-    },
-}
-
-/// An [`Outcome`] as data.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum OutcomeSpec {
-    All,
-    Accept(u32),
-    Ids(Vec<TokenId>),
-}
-
-impl OutcomeSpec {
-    pub(super) fn outcome(&self) -> Outcome<'_> {
-        match self {
-            Self::All => Outcome::All,
-            Self::Accept(accepted) => Outcome::Accept(*accepted),
-            Self::Ids(ids) => Outcome::Ids(ids),
-        }
-    }
-}
-
-impl RowSpec {
-    pub(super) fn row(&self) -> Row<'_> {
-        let tokens = match self.kind {
-            Kind::Ids => RowTokens::Ids(&self.tokens),
-            Kind::Later | Kind::Embeddings => RowTokens::Count(u32::try_from(self.tokens.len()).unwrap()),
-        };
-        Row { seq: self.seq, tokens, drafts: self.drafts, lookahead: self.lookahead }
-    }
-}
 
 impl World {
     pub(super) fn call(&mut self, op: &Op) -> bool {
@@ -146,6 +49,17 @@ impl World {
             Op::Reserve { seq, tokens } => self.reserve(*seq, *tokens),
             Op::View { rows } => self.view(rows),
             Op::Retire { step } => self.retire(*step),
+            Op::Pin { scope, prompt, query } => self.pin(scope, prompt, query),
+            Op::Unpin { pin } => self.unpin(*pin),
+            Op::Invalidate(what) => self.invalidate(what),
+            Op::SetTime { now } => {
+                both!(self, |cache| cache.set_time(*now));
+                true
+            }
+            Op::Listen(sink) => self.listen(*sink),
+            Op::Unlisten => self.unlisten(),
+            Op::Flush => self.flush(),
+            Op::Identity { block } => self.identity(*block),
         }
     }
 
@@ -169,6 +83,7 @@ impl World {
         assert!(!prompt.is_empty() && blocks <= capacity && query.is_valid(), "create took a bad prompt");
         let (found, cached) = (peek.unwrap(), created.cached_tokens);
         assert_eq!(found.cached_tokens, expected);
+        self.check_announced(scope, prompt, query, expected);
         // Without claims, and with enough room beside them, a hit is as long as there is content for.
         if found.idle_blocks <= stats.available - stats.reserved {
             assert_eq!(cached, found.cached_tokens);
@@ -179,8 +94,10 @@ impl World {
         self.seen.parts += u64::from(cached % self.block_size() > 0);
         self.seen.prefix_hits += u64::from(cached > 0);
         let mut seq = ModelSeq::new(created.seq, Rc::clone(scope), Rc::clone(query), Rc::clone(prompt));
-        prompt.iter().take(ix(cached)).for_each(|&token| seq.push(token));
+        let root = self.known.root(scope);
+        prompt.iter().take(ix(cached)).for_each(|&token| seq.push(token, root));
         seq.committed = cached;
+        self.check_known(&seq.stamps);
         self.seqs.push(seq);
         Some(created.seq)
     }
@@ -231,18 +148,18 @@ impl World {
         self.seen.forks_at_a_partial_tail += u64::from(partial);
         assert_eq!(self.table(child), self.committed_table(parent), "a fork shares other blocks than its parent's");
         let mut seq = ModelSeq { id: child, lookahead: 0, open_rows: 0, most_blocks: 0, ..parent.clone() };
-        seq.stamps.truncate(ix(parent.committed));
+        seq.truncate(parent.committed);
         self.seqs.push(seq);
     }
 
     fn select(&mut self, beams: &[SeqId], parents: &[usize]) -> bool {
         let expected = self.predict_select(beams, parents);
         let mut after = beams.to_vec();
-        let result = self.cache.select(&mut after, parents);
-        if let Some(replica) = self.replica.as_deref_mut() {
-            let mut replicated = beams.to_vec();
-            assert_eq!((result, &after), (replica.select(&mut replicated, parents), &replicated));
-        }
+        let result = caught(|| self.cache.select(&mut after, parents));
+        let mut replicated = beams.to_vec();
+        let other = self.replica.as_deref_mut().map(|replica| replica.select(&mut replicated, parents));
+        assert!(other.is_none() || after == replicated);
+        let result = answer(result, other);
         assert_eq!(result, expected);
         if result.is_err() {
             assert_eq!(after, beams, "a select that failed changed the beams");
@@ -286,8 +203,14 @@ impl World {
             Some(_) => Ok(()),
         };
         assert_eq!(result, expected);
+        let size = self.block_size();
         if let (Ok(()), Some(model)) = (result, self.seq_mut(seq)) {
-            model.stamps.truncate(ix(len));
+            let block = len - len % size;
+            if block < len && block + size <= model.committed && block + size > model.nameless_from {
+                // The tokens of a full block are its name's, and it has none.
+                model.nameless_from = model.nameless_from.min(block);
+            }
+            model.truncate(len);
             (model.committed, model.lookahead) = (len, 0);
         }
         result.is_ok()

@@ -2,8 +2,9 @@
 
 use alloc::vec::Vec;
 
+use super::calls::OutcomeSpec;
+use super::events::{answer, caught};
 use super::model::{Kind, ModelRow, RowSpec};
-use super::ops::OutcomeSpec;
 use super::world::{Part, World};
 use crate::cache::{Fit, Row};
 use crate::error::{PlanError, StepError};
@@ -36,14 +37,14 @@ impl World {
         let expected = self.predict_plan(specs);
         let tables: Vec<_> = specs.iter().map(|spec| self.table(spec.seq)).collect();
         let most = expected.is_ok().then(|| self.most_needed(specs, &tables));
+        let tails = self.named_tails(specs, &tables);
         let rows: Vec<_> = specs.iter().map(RowSpec::row).collect();
         let (stats, before) = (self.cache.stats(), self.step.clone());
         let fits = self.cache.fits(&rows);
         let refs: Vec<_> = self.blocks().map(|block| self.cache.refs(block)).collect();
-        let result = self.cache.plan(&rows, &mut self.step);
-        if let Some(replica) = self.replica.as_deref_mut() {
-            assert_eq!(result, replica.plan(&rows, &mut self.replica_step), "a replica answers differently");
-        }
+        let result = caught(|| self.cache.plan(&rows, &mut self.step));
+        let replicated = self.replica.as_deref_mut().map(|replica| replica.plan(&rows, &mut self.replica_step));
+        let result = answer(result, replicated);
         match (fits, result) {
             (Ok(Fit::Now), Ok(_)) | (Ok(Fit::Never), Err(PlanError::NeverFits { .. })) => {}
             (Ok(Fit::Later(one)), Err(PlanError::Shortfall { shortfall })) if one == shortfall => {}
@@ -54,6 +55,11 @@ impl World {
             Ok(id) => {
                 assert_eq!(expected, Ok(()), "plan took bad input");
                 self.planned(id, specs, tables, &refs);
+                let spent = |&&(seq, place, tail): &&(SeqId, usize, BlockId)| {
+                    let by_others = self.cache.blocks.index.is_computed(tail);
+                    self.table(seq)[place] == tail && (self.cache.blocks.node_of(tail).is_none() || !by_others)
+                };
+                self.seen.spent += tails.iter().filter(spent).count() as u64;
                 return true;
             }
             Err(PlanError::Shortfall { shortfall }) => {
@@ -71,6 +77,17 @@ impl World {
         }
         assert_eq!(self.step, before, "a plan that failed changed the step");
         false
+    }
+
+    /// The partly filled tails that others can find.
+    fn named_tails(&self, specs: &[RowSpec], tables: &[Vec<BlockId>]) -> Vec<(SeqId, usize, BlockId)> {
+        let tail = |(spec, table): (&RowSpec, &Vec<BlockId>)| {
+            let len = self.seq(spec.seq)?.planned();
+            let place = ix(len / self.block_size());
+            let tail = *table.get(place).filter(|_| len % self.block_size() != 0)?;
+            self.cache.blocks.node_of(tail).map(|_| (spec.seq, place, tail))
+        };
+        specs.iter().zip(tables).filter_map(tail).collect()
     }
 
     fn predict_plan(&self, specs: &[RowSpec]) -> Result<(), PlanError> {
@@ -130,16 +147,35 @@ impl World {
         assert_eq!(result.map_err(Some), expected.as_ref().map(|_| ()).map_err(|&error| Some(error)));
         let Ok(accepted) = expected else { return false };
         let open = self.open.pop_front().unwrap();
-        for (row, accepted) in open.rows.iter().zip(accepted) {
-            let Some(seq) = self.seq_mut(row.spec.seq) else { continue };
-            let end = row.start + accepted;
-            seq.open_rows -= 1;
-            seq.committed = end;
-            if accepted < row.count() {
-                seq.stamps.truncate(ix(end));
-            }
+        for (place, (row, accepted)) in open.rows.iter().zip(accepted).enumerate() {
+            let outcome = outcomes.map_or(&OutcomeSpec::All, |outcomes| &outcomes[place]);
+            self.commit_row(row, accepted, outcome);
         }
         true
+    }
+
+    fn commit_row(&mut self, row: &ModelRow, accepted: u32, outcome: &OutcomeSpec) {
+        let size = self.block_size();
+        let first = row.start / size;
+        let Some(seq) = self.seqs.iter_mut().find(|seq| seq.id == row.spec.seq) else {
+            // Others may have found what it computes for certain.
+            self.known.compute(&row.stamps[..ix(row.named())], first, size);
+            return;
+        };
+        let end = row.start + accepted;
+        seq.open_rows -= 1;
+        seq.committed = end;
+        if accepted < row.count() {
+            seq.stamps.truncate(ix(end));
+        }
+        if row.spec.kind != Kind::Ids && !matches!(outcome, OutcomeSpec::Ids(_)) && accepted > 0 {
+            seq.nameless_from = seq.nameless_from.min(row.start);
+        }
+        if !seq.query.private {
+            // Names from the plan outlast those of the sequence, where the row does not build on what that lost.
+            let named = seq.nameless_from.min(end).max(row.named());
+            self.known.compute(&row.stamps[..ix(named)], first, size);
+        }
     }
 
     /// How many tokens each row accepts, or why the commit is refused.
@@ -211,7 +247,7 @@ impl World {
             self.seen.aborts += 1;
             for row in open.rows.iter().rev() {
                 let Some(seq) = self.seq_mut(row.spec.seq) else { continue };
-                seq.stamps.truncate(ix(row.start));
+                seq.truncate(row.start);
                 seq.lookahead = row.lookahead_before;
                 seq.open_rows -= 1;
                 // The oldest row that was aborted tells what the table was.

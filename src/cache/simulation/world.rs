@@ -5,8 +5,12 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 
+use super::calls::Op;
+use super::content::ModelPin;
+use super::events::Listener;
+use super::known::Known;
 use super::model::{Memory, ModelRow, ModelSeq, ModelStep, Stamp};
-use super::ops::Op;
+use super::policies::Watched;
 use super::rng::Rng;
 use crate::cache::{CacheConfig, KvCache};
 use crate::id::{BlockId, SeqId, StepId, ix};
@@ -24,6 +28,18 @@ pub(crate) struct Coverage {
     pub(crate) parts: u64,
     pub(crate) failed_plans: u64,
     pub(crate) aborts: u64,
+    /// Plans that wrote into a block that others could find, since there was none left to copy it to.
+    pub(crate) spent: u64,
+    /// Parts that gave way to a whole block.
+    pub(crate) gave_way: u64,
+    pub(crate) pins: u64,
+    /// Blocks that lost their name to an invalidation.
+    pub(crate) invalidated: u64,
+    pub(crate) events: u64,
+    /// Calls after which a sink had refused something.
+    pub(crate) refused_events: u64,
+    /// Bits of the policies under which blocks were evicted.
+    pub(crate) policies: u32,
 }
 
 /// How much of a step runs.
@@ -40,10 +56,15 @@ type Mirror = BTreeMap<u32, Vec<BlockId>>;
 /// Everything that a run needs.
 #[derive(Clone)]
 pub(crate) struct World {
-    pub(crate) cache: KvCache,
+    pub(crate) cache: KvCache<Watched>,
     /// Is fed the calls that change something, with another hash seed.
-    pub(crate) replica: Option<Box<KvCache>>,
+    pub(crate) replica: Option<Box<KvCache<Watched>>>,
     pub(crate) seqs: Vec<ModelSeq>,
+    pub(crate) pins: Vec<ModelPin>,
+    pub(crate) known: Known,
+    pub(crate) listener: Option<Listener>,
+    /// Whether the cache has a hasher.
+    pub(crate) hashed: bool,
     pub(crate) open: VecDeque<ModelStep>,
     pub(crate) memory: Memory,
     /// Steps run when they are planned; otherwise when they are committed, or in part when they are aborted.
@@ -58,18 +79,24 @@ pub(crate) struct World {
     pub(crate) replica_step: Step,
     pub(crate) snapshot: Vec<u64>,
     pub(crate) seen: Coverage,
-    trace: Vec<Rc<Op>>,
+    /// The calls, and whether they succeeded.
+    trace: Vec<(Rc<Op>, bool)>,
 }
 
 impl World {
-    pub(crate) fn new(config: CacheConfig, eager: bool, replicated: bool) -> Self {
-        let replica = replicated.then(|| Box::new(KvCache::new(config.with_hash_seed(0x5eed)).unwrap()));
-        let cache = KvCache::new(config).unwrap();
+    pub(crate) fn new(config: CacheConfig, policy: &Watched, eager: bool, replicated: bool) -> Self {
+        let with_seed = |seed| KvCache::with_policy(config.with_hash_seed(seed), policy.clone()).unwrap();
+        let replica = replicated.then(|| Box::new(with_seed(0x5eed)));
+        let cache = with_seed(config.hash_seed);
         Self {
             snapshot: cache.snapshot(),
             cache,
             replica,
             seqs: Vec::new(),
+            pins: Vec::new(),
+            known: Known::default(),
+            listener: None,
+            hashed: false,
             open: VecDeque::new(),
             memory: Memory::new(config.num_blocks, config.block_size),
             eager,
@@ -87,9 +114,10 @@ impl World {
     /// Makes a call, and checks its result and everything that the cache then holds. Returns whether it succeeded.
     pub(crate) fn apply(&mut self, op: Op) -> bool {
         let op = Rc::new(op);
-        self.trace.push(Rc::clone(&op));
+        self.trace.push((Rc::clone(&op), true));
         self.seen.operations += 1;
         let succeeded = self.call(&op);
+        self.trace.last_mut().unwrap().1 = succeeded;
         let snapshot = self.cache.snapshot();
         if !succeeded {
             self.seen.refused += 1;
@@ -100,6 +128,7 @@ impl World {
         }
         self.snapshot = snapshot;
         self.check();
+        self.check_events();
         succeeded
     }
 
@@ -202,7 +231,9 @@ impl Drop for World {
     fn drop(&mut self) {
         if std::thread::panicking() {
             std::eprintln!("after {} calls, of which the last were:", self.trace.len());
-            self.trace.iter().rev().take(30).rev().for_each(|op| std::eprintln!("  {op:?}"));
+            self.trace.iter().rev().take(30).rev().for_each(|(op, succeeded)| {
+                std::eprintln!("  {}{op:?}", if *succeeded { "" } else { "refused: " });
+            });
         }
     }
 }

@@ -216,6 +216,42 @@ fn an_open_tail_that_was_damaged_while_a_step_fills_it_is_never_published() {
 }
 
 #[test]
+fn a_copy_that_goes_with_another_copy_is_counted_once() {
+    // One copies its part of the bad block to content that is there already, idle; another a part of that; and a third
+    // gives its part of the bad block up for what the second computes.
+    let mut cache = cache(16, 4);
+    let bad = sequence_of(&mut cache, &tokens(0..4));
+    let part = |cache: &mut KvCache, prompt: &[u32]| cache.create(&Scope::default(), prompt, Query::default()).unwrap();
+    let [first, third, other] = [[0, 1, 60, 61, 5], [0, 1, 60, 70, 5], [0, 1, 60, 61, 6]].map(|prompt| {
+        let created = part(&mut cache, &prompt);
+        assert_eq!(created.cached_tokens, 2);
+        created.seq
+    });
+    run(&mut cache, other, &[60, 61]);
+    cache.free(other, Release::Cache).unwrap();
+    let plan = |cache: &mut KvCache, seq, ids: &[u32]| {
+        let mut step = Step::new();
+        let id = cache.plan(&[Row::ids(seq, ids)], &mut step).unwrap();
+        (id, step.rows()[0].skip)
+    };
+    let one = plan(&mut cache, first, &[60, 61, 5]);
+    let second = part(&mut cache, &[0, 1, 60, 70, 6]);
+    assert_eq!(second.cached_tokens, 3);
+    let two = plan(&mut cache, second.seq, &[70, 6]);
+    let three = plan(&mut cache, third, &[60, 70, 5]);
+    assert_eq!([one.1, two.1, three.1], [0, 0, 2]);
+    // The bad block, the idle one and its second copy, and what the second computes.
+    let bad = block(&cache, bad, 0);
+    assert_eq!(cache.invalidate(Invalidate::Block(bad)), 4);
+    cache.check_integrity().unwrap();
+    for step in [one, two, three] {
+        cache.commit_all(step.0).unwrap();
+    }
+    cache.check_integrity().unwrap();
+    assert_eq!([tokens(0..5), Vec::from([0, 1, 60, 61, 5])].map(|prompt| found(&cache, &prompt)), [0, 0]);
+}
+
+#[test]
 fn invalidated_blocks_are_the_next_to_be_taken_and_were_not_evicted() {
     let mut cache = cache(4, 4);
     let [good, bad] = [0, 50].map(|start| sequence_of(&mut cache, &tokens(start..start + 8)));
@@ -240,4 +276,29 @@ fn to_invalidate_an_empty_cache_changes_nothing() {
     }
     assert_eq!(cache.snapshot(), before);
     assert_eq!(ix(cache.stats().available), 4);
+}
+
+#[test]
+fn a_sequence_that_has_computed_nothing_yet_loses_nothing_by_an_invalidation() {
+    // All its tokens are computed afterwards: the first block of 4 is found once they are, of the 5 tokens.
+    for what in [Invalidate::All, Invalidate::Scope(&Scope::default())] {
+        let mut cache = cache(8, 4);
+        let prompt = [1, 2, 3, 4, 5];
+        let seq = cache.create(&Scope::default(), &prompt, Query::default()).unwrap().seq;
+        cache.invalidate(what);
+        run(&mut cache, seq, &prompt);
+        assert_eq!(cache.peek(&Scope::default(), &prompt, Query::default()).unwrap().cached_tokens, 4, "{what:?}");
+    }
+}
+
+#[test]
+fn a_sequence_whose_step_is_aborted_after_an_invalidation_is_found_again() {
+    let mut cache = cache(8, 4);
+    let prompt = [1, 2, 3, 4, 5];
+    let seq = cache.create(&Scope::default(), &prompt, Query::default()).unwrap().seq;
+    let id = cache.plan(&[Row::ids(seq, &prompt)], &mut Step::new()).unwrap();
+    cache.invalidate(Invalidate::All);
+    cache.abort(id).unwrap();
+    run(&mut cache, seq, &prompt);
+    assert_eq!(cache.peek(&Scope::default(), &prompt, Query::default()).unwrap().cached_tokens, 4);
 }

@@ -192,6 +192,24 @@ fn with_no_block_left_to_copy_to_the_part_is_overwritten() {
 }
 
 #[test]
+fn two_who_share_a_part_wait_where_there_is_no_block_to_copy_it_to() {
+    let mut cache = cache(2, 4);
+    cached(&mut cache, &tokens(0..8));
+    let prompts = [[0, 1, 2, 3, 4, 5, 60], [0, 1, 2, 3, 4, 5, 70]];
+    let fits = |cache: &KvCache, prompt: &[u32]| cache.fits_prompt(&Scope::default(), prompt, Query::default(), 0);
+    assert_eq!(fits(&cache, &prompts[0]), Ok(Fit::Now));
+    let (one, _) = create(&mut cache, &prompts[0]);
+    assert!(matches!(fits(&cache, &prompts[1]), Ok(Fit::Later(_))), "the second is told beforehand");
+    let (other, hit) = create(&mut cache, &prompts[1]);
+    assert_eq!(hit, 6);
+    for (seq, token) in [(one, 60), (other, 70)] {
+        assert!(matches!(cache.fits(&[Row::ids(seq, &[token])]), Ok(Fit::Later(_))));
+    }
+    cache.free(other, Release::Cache).unwrap();
+    assert_eq!(cache.fits(&[Row::ids(one, &[60])]), Ok(Fit::Now));
+}
+
+#[test]
 fn a_part_that_is_cut_shorter_is_still_copied() {
     let mut cache = cache(4, 4);
     cached(&mut cache, &tokens(0..8));

@@ -2,11 +2,17 @@
 //!
 //! Floor 1. A node's identity needs its parent's, so that it is computed once and kept until the node goes. Who asks for
 //! none pays for none.
+//!
+//! A node is *announced* while it can be found: while it and all before it are computed. Content may be computed before
+//! what it builds on is: a sequence that computes a block again, and finds the next one, may be all that is left of the
+//! block in front.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+
+use smallvec::SmallVec;
 
 use super::{Parent, PrefixIndex};
 use crate::id::{BlockId, ix, len32};
@@ -20,6 +26,8 @@ struct Known {
     /// Blocks before it.
     depth: u32,
     scope: u32,
+    /// Whether the sink was told, or will be, that it can be found.
+    announced: bool,
 }
 
 /// The identities of nodes, and events that wait to be delivered.
@@ -88,7 +96,7 @@ impl PrefixIndex {
             let start = depth.saturating_mul(len32(self.block_size));
             let block = Hashed::new(parent.as_ref(), self.scopes.get(scope), start, self.tokens(node));
             let identity = hasher.identity(&block.with_extras(self.extras(node)));
-            let known = Known { identity, depth, scope };
+            let known = Known { identity, depth, scope, announced: false };
             let all = &mut self.identities.as_mut()?.known;
             if ix(node) >= all.len() {
                 all.resize(ix(node) + 1, None);
@@ -108,20 +116,60 @@ impl PrefixIndex {
         }
     }
 
+    /// Announces a node whose parent is, and what below it waits for that.
     #[cold]
     fn queue_stored(&mut self, node: u32, block: BlockId) {
-        if self.identities.as_ref().is_none_or(|identities| identities.events.is_none()) {
-            return;
+        let mut open = alloc::vec![(node, block)];
+        while let Some((node, block)) = open.pop() {
+            if self.store(node, block) {
+                let children = self.children(node).into_iter();
+                open.extend(children.filter_map(|child| Some((child, self.computed_entry(child)?))));
+            }
         }
-        let Some(known) = self.know(node) else { return };
+    }
+
+    fn children(&self, node: u32) -> SmallVec<[u32; 4]> {
+        let mut children = SmallVec::new();
+        self.forks.each(self.nodes[ix(node)].top, |child| {
+            children.push(child);
+            false
+        });
+        children
+    }
+
+    /// Whether a node was announced, and now is not, or the other way round.
+    fn set_announced(&mut self, node: u32, announced: bool) -> bool {
+        let known = self.identities.as_mut().and_then(|identities| identities.known.get_mut(ix(node)));
+        let known = known.and_then(Option::as_mut);
+        known.is_some_and(|known| core::mem::replace(&mut known.announced, announced) != announced)
+    }
+
+    fn is_announced(&self, node: u32) -> bool {
+        let known = self.identities.as_ref().and_then(|identities| identities.known(node));
+        known.is_some_and(|known| known.announced)
+    }
+
+    fn store(&mut self, node: u32, block: BlockId) -> bool {
+        if self.identities.as_ref().is_none_or(|identities| identities.events.is_none()) {
+            return false;
+        }
         let parent = match self.parent(node) {
             Parent::Scope(_) => None,
+            Parent::Node(parent) if !self.is_announced(parent) => return false,
             Parent::Node(parent) => self.identity(parent),
         };
+        let Some(known) = self.know(node) else { return false };
+        let again = !self.set_announced(node, true);
+        #[cfg(test)]
+        let again = again && !crate::planted::is(crate::planted::Bug::TwinAnnounced);
+        if again {
+            return false;
+        }
         let start = known.depth.saturating_mul(len32(self.block_size));
         let scope = Arc::clone(self.scopes.get(known.scope));
         let stored = Stored::new(known.identity, parent, scope, start, self.tokens(node).into());
         self.queue(Event::Stored(stored.with_extras(self.extras(node).into()).in_block(block)));
+        true
     }
 
     /// No block has this content any more.
@@ -132,10 +180,21 @@ impl PrefixIndex {
         }
     }
 
+    /// Withdraws a node, and first all that builds on it.
     #[cold]
     fn queue_removed(&mut self, node: u32) {
-        let Some(identities) = &self.identities else { return };
-        if identities.events.is_some() {
+        if self.identities.as_ref().is_none_or(|identities| identities.events.is_none()) || !self.is_announced(node) {
+            return;
+        }
+        let mut all = alloc::vec![node];
+        let mut at = 0;
+        while let Some(&node) = all.get(at) {
+            let children = self.children(node).into_iter();
+            all.extend(children.filter(|&child| self.is_announced(child)));
+            at += 1;
+        }
+        while let Some(node) = all.pop() {
+            self.set_announced(node, false);
             if let Some(identity) = self.identity(node) {
                 self.queue(Event::Removed { identity });
             }
