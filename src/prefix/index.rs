@@ -12,8 +12,11 @@
 //! A block costs 4 bytes here, a node 28 beside its tokens; the twins use the links of the pool, since a block that is a
 //! twin is held and on none of the pool's lists.
 
+mod check;
 mod children;
+mod entries;
 mod identities;
+mod tree;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -26,10 +29,11 @@ use super::Extra;
 use super::scope::Scopes;
 use crate::error::ConfigError;
 use crate::id::{BlockId, TokenId, ix, len32};
-use crate::list::{Links, NIL, Ring};
+use crate::list::{NIL, Ring};
 use children::Forks;
 
 pub(crate) use children::Key;
+pub(crate) use entries::OnIdle;
 pub(crate) use identities::Identities;
 
 /// What a block follows.
@@ -265,32 +269,6 @@ impl PrefixIndex {
         (plain || self.extras(id) == key.extras).then_some(id)
     }
 
-    /// Of the children whose content is computed, the one that agrees longest with what follows, which begins at
-    /// position `start`, and for how many tokens. `None` if none agrees for a token.
-    ///
-    /// # Complexity
-    /// O(depth + children that are not computed, or have extras that differ).
-    pub(crate) fn best_part(&self, parent: Parent, key: &Key<'_>, start: u32) -> Option<(u32, u32)> {
-        let mut best = None;
-        self.forks.nearest_first(self.top(parent), key, |id| {
-            let own = self.key(id);
-            let tokens = len32(own.tokens.iter().zip(key.tokens).take_while(|(a, b)| a == b).count());
-            let longest = best.map_or(0, |(_, len)| len);
-            // The others agree for no more tokens than this one.
-            if tokens <= longest {
-                return true;
-            }
-            if self.computed_entry(id).is_some() {
-                let len = own.agreement(key, start);
-                if len > longest {
-                    best = Some((id, len));
-                }
-            }
-            false
-        });
-        best
-    }
-
     /// The node of this content, made where there is none, with the promise of a block for it: to be followed by
     /// [`fill`](Self::fill), or undone by [`unpromise`](Self::unpromise) in reverse order.
     pub(crate) fn promise(&mut self, parent: Parent, tokens: &[TokenId], extras: SharedExtras) -> Promise {
@@ -375,331 +353,6 @@ impl PrefixIndex {
             self.nodes[ix(promise.node)].entry.set_flag(false);
         }
     }
-
-    /// Keeps a promise: `block` has the content of `node` once `step` commits (0: it has it now). It becomes the
-    /// entry, or a twin of the entry.
-    #[inline]
-    pub(crate) fn fill(&mut self, node: u32, block: BlockId, step: u64, links: &mut Links) {
-        self.nodes[ix(node)].entry.set_flag(false);
-        let Some(entry) = self.entry(node) else {
-            self.states[block.index()] = if step == 0 { ALONE } else { mark(step) };
-            self.nodes[ix(node)].entry.set(block.get());
-            if step == 0 {
-                self.announce(node, block);
-            }
-            return;
-        };
-        if step == 0 {
-            return self.add_computed(node, block, links);
-        }
-        self.states[block.index()] = mark(step);
-        if self.states[entry.index()] == ALONE {
-            self.states[entry.index()] = COMPANY;
-        }
-        let mut ring = self.nodes[ix(node)].ring();
-        ring.push_back(links, block.get());
-        self.nodes[ix(node)].twins.set(ring.0);
-    }
-
-    /// Adds a computed block beside the entry.
-    fn add_computed(&mut self, id: u32, block: BlockId, links: &mut Links) {
-        let entry = self.nodes[ix(id)].entry.number();
-        let first = !self.is_computed(BlockId::new(entry));
-        self.states[block.index()] = COMPANY;
-        if self.states[ix(entry)] == ALONE {
-            self.states[ix(entry)] = COMPANY;
-        }
-        let node = &mut self.nodes[ix(id)];
-        let mut ring = node.ring();
-        if first {
-            ring.push_front(links, entry);
-            node.entry.set(block.get());
-        } else {
-            ring.push_front(links, block.get());
-        }
-        node.twins.set(ring.0);
-        #[cfg(test)]
-        let first = first || crate::planted::is(crate::planted::Bug::TwinAnnounced);
-        if first {
-            self.announce(id, block);
-        }
-    }
-
-    /// Called when the step that computes a block of `node` commits.
-    #[inline]
-    pub(crate) fn set_computed(&mut self, id: u32, block: BlockId, links: &mut Links) {
-        let node = &mut self.nodes[ix(id)];
-        if node.entry.number() == block.get() {
-            self.states[block.index()] = if node.twins.number() == NIL { ALONE } else { COMPANY };
-            return self.announce(id, block);
-        }
-        let mut ring = node.ring();
-        ring.remove(links, block.get());
-        node.twins.set(ring.0);
-        self.add_computed(id, block, links);
-    }
-
-    /// Takes a block out of its node. A twin becomes the entry in its place.
-    #[inline]
-    pub(crate) fn vacate(&mut self, node: u32, block: BlockId, links: &mut Links) {
-        if self.is_alone(block) {
-            self.nodes[ix(node)].entry.set(NIL);
-            self.withdraw(node);
-        } else {
-            self.unlink(node, block, links);
-        }
-        self.drop_if_empty(node);
-    }
-
-    fn unlink(&mut self, id: u32, block: BlockId, links: &mut Links) {
-        let was_computed = self.computed_entry(id).is_some();
-        self.states[block.index()] = ALONE;
-        let node = &mut self.nodes[ix(id)];
-        let mut ring = node.ring();
-        if node.entry.number() != block.get() {
-            ring.remove(links, block.get());
-        } else {
-            node.entry.set(ring.0);
-            if ring != Ring::EMPTY {
-                ring.remove(links, ring.0);
-            }
-        }
-        node.twins.set(ring.0);
-        let entry = node.entry.number();
-        if ring == Ring::EMPTY && entry != NIL && self.states[ix(entry)] == COMPANY {
-            self.states[ix(entry)] = ALONE;
-        }
-        if was_computed && self.computed_entry(id).is_none() {
-            self.withdraw(id);
-        }
-    }
-
-    /// For a block that becomes idle and is not [alone](Self::is_alone): whether it may keep its node, so that one idle
-    /// block at most stands for a node, and with the time of its last use.
-    pub(crate) fn on_idle(
-        &mut self,
-        node: u32,
-        block: BlockId,
-        links: &mut Links,
-        is_idle: impl FnOnce(BlockId) -> bool,
-    ) -> OnIdle {
-        if !self.is_computed(block) {
-            // Nobody has computed this content, and nobody is left who relies on it.
-            self.vacate(node, block, links);
-            return OnIdle::Forget;
-        }
-        let (entry, twin) = (self.nodes[ix(node)].entry.number(), self.nodes[ix(node)].twins.number());
-        if entry == block.get() {
-            if twin == NIL || !self.is_computed(BlockId::new(twin)) {
-                return OnIdle::Keep;
-            }
-            self.vacate(node, block, links);
-            return OnIdle::Forget;
-        }
-        let entry = BlockId::new(entry);
-        if !is_idle(entry) {
-            self.vacate(node, block, links);
-            return OnIdle::Forget;
-        }
-        let mut ring = self.nodes[ix(node)].ring();
-        ring.remove(links, block.get());
-        self.nodes[ix(node)].twins.set(ring.0);
-        self.nodes[ix(node)].entry.set(block.get());
-        self.states[entry.index()] = ALONE;
-        if ring == Ring::EMPTY {
-            self.states[block.index()] = ALONE;
-        }
-        OnIdle::Replace(entry)
-    }
-
-    /// Drops a node that has nothing left, and then its parent if that was all it had.
-    #[inline]
-    fn drop_if_empty(&mut self, mut id: u32) {
-        loop {
-            let node = &self.nodes[ix(id)];
-            if node.entry.number() != NIL || node.entry.flag() || node.top != NIL {
-                return;
-            }
-            debug_assert_eq!(node.ring(), Ring::EMPTY, "a twin would be the entry");
-            match self.remove(id) {
-                Parent::Scope(_) => return,
-                Parent::Node(parent) => id = parent,
-            }
-        }
-    }
-
-    /// The last of a node's descendants, along first children, whose block may be evicted.
-    ///
-    /// # Complexity
-    /// O(depth below × siblings that may not).
-    pub(crate) fn last_below(&self, node: u32, may: impl Fn(BlockId) -> bool) -> Option<BlockId> {
-        let (mut at, mut last) = (node, None);
-        loop {
-            let mut below = None;
-            self.forks.each(self.nodes[ix(at)].top, |child| {
-                match self.entry(child) {
-                    Some(block) if may(block) => below = Some((child, Some(block))),
-                    Some(_) => {}
-                    None if self.has_children(child) => below = Some((child, last)),
-                    None => {}
-                }
-                below.is_some()
-            });
-            let Some((child, block)) = below else { return last };
-            (at, last) = (child, block);
-        }
-    }
-
-    /// Removes a node with all that hangs below it, children first; `blocks` gets every block that had a name.
-    ///
-    /// # Complexity
-    /// O(nodes removed × depth of the forks).
-    pub(crate) fn clear(&mut self, node: u32, links: &mut Links, blocks: &mut Vec<BlockId>) {
-        let mut at = node;
-        loop {
-            let mut child = self.forks.first(self.nodes[ix(at)].top);
-            while child != NIL {
-                at = child;
-                child = self.forks.first(self.nodes[ix(at)].top);
-            }
-            while let Some(block) = self.entry(at) {
-                self.unlink(at, block, links);
-                blocks.push(block);
-            }
-            match self.remove(at) {
-                Parent::Node(parent) if at != node => at = parent,
-                Parent::Node(parent) => return self.drop_if_empty(parent),
-                Parent::Scope(_) => return,
-            }
-        }
-    }
-
-    /// Whether a node has no other block than this one.
-    #[inline]
-    pub(crate) fn is_only(&self, node: u32, block: BlockId) -> bool {
-        let node = &self.nodes[ix(node)];
-        node.entry.number() == block.get() && node.twins.number() == NIL
-    }
-
-    /// The first child of a node.
-    pub(crate) fn first_child(&self, node: u32) -> Option<u32> {
-        let first = self.forks.first(self.nodes[ix(node)].top);
-        (first != NIL).then_some(first)
-    }
-
-    /// The first node under a scope.
-    pub(crate) fn first_under(&self, scope: u32) -> Option<u32> {
-        let first = self.forks.first(self.scopes.top(scope));
-        (first != NIL).then_some(first)
-    }
-
-    /// All nodes, parents first, in the order of scopes and contents.
-    pub(crate) fn for_each(&self, mut visit: impl FnMut(u32)) {
-        let mut open = Vec::new();
-        for scope in (0..len32(self.scopes.len())).rev() {
-            self.push_children(self.scopes.top(scope), &mut open);
-        }
-        while let Some(node) = open.pop() {
-            visit(node);
-            self.push_children(self.nodes[ix(node)].top, &mut open);
-        }
-    }
-
-    fn push_children(&self, top: u32, open: &mut Vec<u32>) {
-        let from = open.len();
-        self.forks.each(top, |child| {
-            open.push(child);
-            false
-        });
-        open[from..].reverse();
-    }
-
-    /// Checks nodes against blocks: `node_of` gives the node that a block's identity names. Returns per scope how many
-    /// nodes use it.
-    pub(crate) fn check(
-        &self,
-        num_blocks: u32,
-        links: &Links,
-        node_of: impl Fn(BlockId) -> Option<u32>,
-    ) -> Result<Vec<u32>, &'static str> {
-        let mut live = alloc::vec![true; self.nodes.len()];
-        let mut vacant = self.vacant;
-        while let Some(node) = self.nodes.get(ix(vacant)) {
-            if !core::mem::replace(&mut live[ix(vacant)], false) {
-                return Err("a node is vacant twice");
-            }
-            vacant = node.top;
-        }
-        let mut scopes = alloc::vec![0_u32; self.scopes.len()];
-        let mut owner = alloc::vec![NIL; ix(num_blocks)];
-        let (mut count, mut hanging, mut with_extras) = (0, 0, 0);
-        for (node, id) in self.nodes.iter().zip(0_u32..).filter(|(_, id)| live[ix(*id)]) {
-            count += 1;
-            with_extras += usize::from(node.twins.flag());
-            if node.entry.flag() {
-                return Err("a node waits for a plan that is over");
-            }
-            match node.parent() {
-                Parent::Scope(scope) => scopes[ix(scope)] += 1,
-                Parent::Node(parent) if !live[ix(parent)] => return Err("a node hangs on a vacant one"),
-                Parent::Node(_) => {}
-            }
-            let entry = node.entry.number();
-            if entry == NIL && (node.top == NIL || node.ring() != Ring::EMPTY) {
-                return Err("an empty node was kept, or has twins without an entry");
-            }
-            let (mut company, mut computed) = (false, true);
-            for block in (entry != NIL).then_some(entry).into_iter().chain(node.ring().iter(links)) {
-                if core::mem::replace(&mut owner[ix(block)], id) != NIL {
-                    return Err("a block belongs to two nodes");
-                }
-                if self.is_computed(BlockId::new(block))
-                    && !core::mem::replace(&mut computed, self.is_computed(BlockId::new(block)))
-                {
-                    return Err("a computed block stands behind one that is not");
-                }
-                computed &= self.is_computed(BlockId::new(block));
-                company |= block != entry;
-            }
-            for block in (entry != NIL).then_some(entry).into_iter().chain(node.ring().iter(links)) {
-                if self.states[ix(block)] == if company { ALONE } else { COMPANY } {
-                    return Err("a block does not know whether it is alone");
-                }
-            }
-            if self.find(node.parent(), &self.key(id)) != Some(id) {
-                return Err("a node is not found by its content");
-            }
-            hanging += ix(self.forks.check(node.top, |id| self.key(id))?);
-        }
-        for top in self.scopes.tops() {
-            hanging += ix(self.forks.check(top, |id| self.key(id))?);
-        }
-        if count != hanging || with_extras != self.extras.len() {
-            return Err("the trees do not hold the living nodes, or the table not their extras");
-        }
-        for block in (0..num_blocks).map(BlockId::new) {
-            if node_of(block).unwrap_or(NIL) != owner[block.index()] {
-                return Err("a block's identity is not the node that it belongs to");
-            }
-            if owner[block.index()] == NIL && self.states[block.index()] != ALONE {
-                return Err("a block without identity is being computed, or has twins");
-            }
-        }
-        Ok(scopes)
-    }
-
-    /// Everything that a caller could tell apart, as numbers.
-    #[cfg(test)]
-    pub(crate) fn snapshot(&self, links: &Links, out: &mut Vec<u64>) {
-        self.for_each(|id| {
-            let node = &self.nodes[ix(id)];
-            out.extend([id, node.parent.0, node.entry.0, node.twins.0].map(u64::from));
-            out.extend(self.tokens(id).iter().map(|&token| u64::from(token)));
-            out.extend(node.ring().iter(links).map(u64::from));
-        });
-        out.push(u64::MAX);
-        out.extend(self.states.iter().map(|&state| u64::from(state)));
-    }
 }
 
 fn tokens_of(all: &[TokenId], size: usize, node: u32) -> &[TokenId] {
@@ -711,17 +364,6 @@ fn extras_of<'a>(nodes: &[Node], extras: &'a HashMap<u32, SharedExtras, FixedSta
         return &[];
     }
     extras.get(&node).map_or(&[], SharedExtras::as_slice)
-}
-
-/// What becomes of a block that loses its last reference.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum OnIdle {
-    /// It stays the entry of its node.
-    Keep,
-    /// It lost its identity.
-    Forget,
-    /// It is the entry in the place of this idle block, which lost its identity.
-    Replace(BlockId),
 }
 
 /// The comparison that every hit rests on.

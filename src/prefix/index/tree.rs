@@ -1,0 +1,116 @@
+//! The tree of nodes: what lies below one, which child comes nearest, and all of it in order.
+//!
+//! Floor 1.
+
+use alloc::vec::Vec;
+
+use super::{Key, Parent, PrefixIndex};
+use crate::id::{BlockId, ix, len32};
+use crate::list::{Links, NIL};
+
+impl PrefixIndex {
+    /// Of the children whose content is computed, the one that agrees longest with what follows, which begins at
+    /// position `start`, and for how many tokens. `None` if none agrees for a token.
+    ///
+    /// # Complexity
+    /// O(depth + children that are not computed, or have extras that differ).
+    pub(crate) fn best_part(&self, parent: Parent, key: &Key<'_>, start: u32) -> Option<(u32, u32)> {
+        let mut best = None;
+        self.forks.nearest_first(self.top(parent), key, |id| {
+            let own = self.key(id);
+            let tokens = len32(own.tokens.iter().zip(key.tokens).take_while(|(a, b)| a == b).count());
+            let longest = best.map_or(0, |(_, len)| len);
+            // The others agree for no more tokens than this one.
+            if tokens <= longest {
+                return true;
+            }
+            if self.computed_entry(id).is_some() {
+                let len = own.agreement(key, start);
+                if len > longest {
+                    best = Some((id, len));
+                }
+            }
+            false
+        });
+        best
+    }
+
+    /// The last of a node's descendants, along first children, whose block may be evicted.
+    ///
+    /// # Complexity
+    /// O(depth below × siblings that may not).
+    pub(crate) fn last_below(&self, node: u32, may: impl Fn(BlockId) -> bool) -> Option<BlockId> {
+        let (mut at, mut last) = (node, None);
+        loop {
+            let mut below = None;
+            self.forks.each(self.nodes[ix(at)].top, |child| {
+                match self.entry(child) {
+                    Some(block) if may(block) => below = Some((child, Some(block))),
+                    Some(_) => {}
+                    None if self.has_children(child) => below = Some((child, last)),
+                    None => {}
+                }
+                below.is_some()
+            });
+            let Some((child, block)) = below else { return last };
+            (at, last) = (child, block);
+        }
+    }
+
+    /// Removes a node with all that hangs below it, children first; `blocks` gets every block that had a name.
+    ///
+    /// # Complexity
+    /// O(nodes removed × depth of the forks).
+    pub(crate) fn clear(&mut self, node: u32, links: &mut Links, blocks: &mut Vec<BlockId>) {
+        let mut at = node;
+        loop {
+            let mut child = self.forks.first(self.nodes[ix(at)].top);
+            while child != NIL {
+                at = child;
+                child = self.forks.first(self.nodes[ix(at)].top);
+            }
+            while let Some(block) = self.entry(at) {
+                self.unlink(at, block, links);
+                blocks.push(block);
+            }
+            match self.remove(at) {
+                Parent::Node(parent) if at != node => at = parent,
+                Parent::Node(parent) => return self.drop_if_empty(parent),
+                Parent::Scope(_) => return,
+            }
+        }
+    }
+
+    /// The first child of a node.
+    pub(crate) fn first_child(&self, node: u32) -> Option<u32> {
+        let first = self.forks.first(self.nodes[ix(node)].top);
+        (first != NIL).then_some(first)
+    }
+
+    /// The first node under a scope.
+    pub(crate) fn first_under(&self, scope: u32) -> Option<u32> {
+        let first = self.forks.first(self.scopes.top(scope));
+        (first != NIL).then_some(first)
+    }
+
+    /// All nodes, parents first, in the order of scopes and contents.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(u32)) {
+        let mut open = Vec::new();
+        for scope in (0..len32(self.scopes.len())).rev() {
+            self.push_children(self.scopes.top(scope), &mut open);
+        }
+        while let Some(node) = open.pop() {
+            visit(node);
+            self.push_children(self.nodes[ix(node)].top, &mut open);
+        }
+    }
+
+    fn push_children(&self, top: u32, open: &mut Vec<u32>) {
+        let from = open.len();
+        self.forks.each(top, |child| {
+            open.push(child);
+            false
+        });
+        open[from..].reverse();
+    }
+}
