@@ -28,7 +28,7 @@ use trust::Trust;
 /// ```
 ///
 /// and the highest goes first. The *age* is how long it has been idle, the *gap* the running mean of the gaps between
-/// its uses; of a block used once it is the median first gap of all blocks, nearly. So `age / worth` decides among blocks
+/// its uses; of a block used once it is the median first gap of all blocks. So `age / worth` decides among blocks
 /// overdue, and a block whose gap is longer than the pool lives does not get in the way of those that come back sooner.
 /// The *odds* are those of blocks of its kind to come back, relative to all; the kind is the binary logarithm of how many
 /// blocks of its chain were new, or being the end of a chain. What was used
@@ -36,8 +36,8 @@ use trust::Trust;
 /// gap, or longer: the chance to come back falls faster late than early, and the faster it falls, the less more worth
 /// buys. From the median on gaps count half.
 ///
-/// Gaps and uses of evicted content are remembered in a bounded memory. Only the four last blocks of a chain and every
-/// sixteenth are, so that a chain of 24 takes five entries: the blocks in front of one that is computed again were there
+/// Gaps and uses of evicted content are remembered in a bounded memory. Only the three last blocks of a chain and every
+/// eighth are, so that a chain of 24 takes six entries: the blocks in front of one that is computed again were there
 /// when it was, so they take over what is known of it when the chain becomes idle, last block first.
 ///
 /// # LRU where it does not pay
@@ -101,8 +101,10 @@ const NUM_LISTS: usize = GAPS * LEVELS;
 /// Kinds of blocks: the ends of chains, and the others by how much of their chain was new.
 const KINDS: usize = 8;
 
-/// Of the ghost's entries: kind 3, gap 3, uses 5, time 8 bits; 13 are left for the tag.
-const PAYLOAD: u32 = 19;
+/// Of the ghost's entries: kind 3, gap 3, uses 4, time 8 bits; 14 are left for the tag.
+const PAYLOAD: u32 = 18;
+/// Uses remembered, of what was evicted.
+const MOST_REMEMBERED: u8 = 15;
 
 /// Time: blocks that became idle, in steps of about a 512th of the pool, so that 16 bits last for 64 turnovers.
 #[derive(Clone, Copy, Debug, Default)]
@@ -140,7 +142,7 @@ struct Learned {
     many: [Odds; KINDS],
     /// First gaps, by octave.
     first_gaps: [u32; 16],
-    /// The octave taken for the gap of a block used once: that of the median first gap, nearly.
+    /// The octave taken for the gap of a block used once: that of the median first gap.
     first_gap: u8,
     /// By class of uses and kind.
     levels: [[u8; KINDS]; 6],
@@ -244,7 +246,7 @@ impl Learned {
             let mut below = 0;
             let at = self.first_gaps.iter().position(|&count| {
                 below += count;
-                below > gaps / 16 * 7
+                2 * below > gaps
             });
             self.first_gap = at.and_then(|at| u8::try_from(at).ok()).unwrap_or(15);
             if gaps > 65_536 {
@@ -388,7 +390,7 @@ impl Adaptive {
 }
 
 fn time_of(entry: u32) -> u8 {
-    (entry >> 11).to_le_bytes()[0]
+    (entry >> 10).to_le_bytes()[0]
 }
 
 impl Evict for Adaptive {
@@ -425,7 +427,7 @@ impl Evict for Adaptive {
             let [low, ..] = entry.to_le_bytes();
             record.set_kind(low & 7);
             record.set_gap((low >> 3 & 7) + LOWEST);
-            record.set_uses((entry >> 6).to_le_bytes()[0] & MOST_USES);
+            record.set_uses((entry >> 6).to_le_bytes()[0] & MOST_REMEMBERED);
             record.set_since(self.clock.now.wrapping_sub(age));
             record.set_state(State::restored(self.recency.keeps(age)));
             self.learned.odds(record.uses(), record.kind()).back += 1;
@@ -504,7 +506,7 @@ impl Evict for Adaptive {
         record.set_kind(kind);
         record.set_level(self.learned.levels[class_of_uses(record.uses())][usize::from(kind)]);
         record.set_since(now);
-        if self.run.len < 4 || self.run.len % 16 == 15 {
+        if self.run.len < 3 || self.run.len % 8 == 7 {
             record.set_state(State::Sampled);
             self.learned.odds(record.uses(), kind).idle += 1;
         } else {
@@ -546,7 +548,7 @@ impl Evict for Adaptive {
         let steps = age.saturating_add(self.clock.coarse() / 2) / self.clock.coarse();
         if record.state() == State::Sampled && steps <= 200 {
             let time = self.clock.coarse_now.wrapping_sub(steps.to_le_bytes()[0]);
-            let entry = u32::from(time) << 11 | u32::from(record.uses()) << 6;
+            let entry = u32::from(time) << 10 | u32::from(record.uses().min(MOST_REMEMBERED)) << 6;
             self.ghost.put(record.key(), entry | u32::from(class_of(record.gap())) << 3 | u32::from(record.kind()));
         }
     }

@@ -1,10 +1,10 @@
 //! A bounded memory of content that was evicted.
 //!
-//! Floor 1. Four bytes an entry: a tag of the content's key above, and below it what the policy wants to know again. One
-//! cache line is touched per call. A wrong answer (two contents with one tag in one line) costs a little hit rate, and
+//! Floor 1. Four bytes an entry: a tag of the content's key above, and below it what the policy wants to know again. Half
+//! a cache line is touched per call. A wrong answer (two contents with one tag in one line) costs a little hit rate, and
 //! nothing else.
 //!
-//! A line is a queue of 16, the newest in front. A table with one place per key would do much worse: it forgets at
+//! A line is a queue of eight, the newest in front. A table with one place per key would do much worse: it forgets at
 //! random, and one block forgotten in the middle of a chain is as good as all behind it.
 
 use alloc::vec::Vec;
@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use crate::error::ConfigError;
 use crate::id::{TokenId, ix};
 
-const WAYS: usize = 16;
+const WAYS: usize = 8;
 
 /// The key of content: of what is in front of it, and its tokens. Plain wrapping arithmetic, equal on every machine.
 ///
@@ -117,9 +117,9 @@ mod tests {
     #[test]
     fn a_full_line_forgets_its_oldest_and_taking_forgets_too() {
         let mut ghost = Ghost::<8>::new();
-        ghost.start(16, 1).unwrap();
+        ghost.start(8, 1).unwrap();
         // One line, so that all keys share it.
-        let keys: alloc::vec::Vec<u32> = (0..17).map(|token| key_of(None, &[token])).collect();
+        let keys: alloc::vec::Vec<u32> = (0..9).map(|token| key_of(None, &[token])).collect();
         for (at, &key) in keys.iter().enumerate() {
             ghost.put(key, u32::try_from(at).unwrap());
         }

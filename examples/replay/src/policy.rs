@@ -33,15 +33,8 @@ pub enum Policy {
 
 impl Policy {
     /// All of them, in the order in which `all` names them; the bounds last.
-    pub const ALL: [Self; 7] = [
-        Self::Lru,
-        Self::Lfu,
-        Self::S3Fifo,
-        Self::Priority,
-        Self::Adaptive,
-        Self::BeladyHeld,
-        Self::Belady,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Lru, Self::Lfu, Self::S3Fifo, Self::Priority, Self::Adaptive, Self::BeladyHeld, Self::Belady];
 
     /// What the command line calls it.
     pub const fn name(self) -> &'static str {
