@@ -1,10 +1,10 @@
 //! A bounded memory of content that was evicted.
 //!
-//! Floor 1. Four bytes an entry: a tag of the content's key above, and below it what the policy wants to know again. One
-//! cache line is touched per call. A wrong answer (two contents with one tag in one line) costs a little hit rate, and
+//! Floor 1. Four bytes an entry: a tag of the content's key above, and below it what the policy wants to know again. Half
+//! a cache line is touched per call. A wrong answer (two contents with one tag in one line) costs a little hit rate, and
 //! nothing else.
 //!
-//! A line is a queue of 16, the newest in front. A table with one place per key would do much worse: it forgets at
+//! A line is a queue of eight, the newest in front. A table with one place per key would do much worse: it forgets at
 //! random, and one block forgotten in the middle of a chain is as good as all behind it.
 
 use alloc::vec::Vec;
@@ -12,28 +12,48 @@ use alloc::vec::Vec;
 use crate::error::ConfigError;
 use crate::id::{TokenId, ix};
 
-const WAYS: usize = 16;
+const WAYS: usize = 8;
+
+/// Summands, one for each token of a stretch: digits of the golden ratio's multiples.
+const SUMMANDS: [u32; STRETCH] = {
+    let mut summands = [0x9E37_79B9_u32; STRETCH];
+    let mut at = 1;
+    while at < STRETCH {
+        summands[at] = summands[at - 1].wrapping_mul(0x85EB_CA77).wrapping_add(0x7F4A_7C15);
+        at += 1;
+    }
+    summands
+};
+const STRETCH: usize = 16;
 
 /// The key of content: of what is in front of it, and its tokens. Plain wrapping arithmetic, equal on every machine.
 ///
-/// Tokens are multiplied in pairs and the products added, each pair with summands of its own (NH, Black et al., CRYPTO
-/// 1999), so that the products need not wait for each other: a third of the time of a chain of multiplications.
+/// Tokens are multiplied in pairs and the products added, each token with a summand of its own (NH, Black et al., CRYPTO
+/// 1999), so that the products need not wait for each other: a third of the time of a chain of multiplications. What is
+/// in front comes last, so that only one multiplication waits for it.
 #[inline]
 pub(super) fn key_of(parent: Option<u32>, tokens: &[TokenId]) -> u32 {
-    let mut hash = parent.map_or(0, |key| u64::from(key) + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93);
-    let mut summand = 0x9E37_79B9_u32;
-    let mut pairs = tokens.chunks_exact(2);
-    for pair in &mut pairs {
-        let left = pair[0].wrapping_add(summand);
-        let right = pair[1].wrapping_add(summand.rotate_left(16));
-        hash = hash.wrapping_add(u64::from(left) * u64::from(right));
-        summand = summand.wrapping_add(0x85EB_CA77);
+    let mut hash = 0_u64;
+    let mut stretches = tokens.chunks_exact(STRETCH);
+    for stretch in &mut stretches {
+        let mut sum = 0_u64;
+        for (pair, summands) in stretch.chunks_exact(2).zip(SUMMANDS.chunks_exact(2)) {
+            let left = pair[0].wrapping_add(summands[0]);
+            let right = pair[1].wrapping_add(summands[1]);
+            sum = sum.wrapping_add(u64::from(left) * u64::from(right));
+        }
+        hash = (hash ^ sum ^ (sum >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
-    if let [last] = pairs.remainder() {
-        hash = hash.wrapping_add(u64::from(last.wrapping_add(summand)).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let rest = stretches.remainder();
+    if !rest.is_empty() {
+        let mut sum = 0_u64;
+        for (&token, &summand) in rest.iter().zip(&SUMMANDS) {
+            sum = (sum ^ u64::from(token.wrapping_add(summand))).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+        }
+        hash = (hash ^ sum ^ (sum >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
-    hash = (hash ^ (hash >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    high((hash ^ (hash >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9))
+    let parent = parent.map_or(0, |key| u64::from(key) + 1);
+    high((hash ^ (hash >> 29) ^ parent << 31).wrapping_mul(0xBF58_476D_1CE4_E5B9))
 }
 
 const fn high(word: u64) -> u32 {
@@ -92,6 +112,10 @@ impl<const PAYLOAD: u32> Ghost<PAYLOAD> {
         let (line, tag) = self.place(key);
         let mask = (1 << PAYLOAD) - 1;
         let line = &mut self.lines[line];
+        // Most lookups find nothing: that is one comparison of the whole line.
+        if !line.iter().fold(false, |found, entry| found | (entry & !mask == tag)) {
+            return None;
+        }
         let way = line.iter().position(|entry| entry & !mask == tag)?;
         Some(core::mem::take(&mut line[way]) & mask)
     }
@@ -117,9 +141,9 @@ mod tests {
     #[test]
     fn a_full_line_forgets_its_oldest_and_taking_forgets_too() {
         let mut ghost = Ghost::<8>::new();
-        ghost.start(16, 1).unwrap();
+        ghost.start(8, 1).unwrap();
         // One line, so that all keys share it.
-        let keys: alloc::vec::Vec<u32> = (0..17).map(|token| key_of(None, &[token])).collect();
+        let keys: alloc::vec::Vec<u32> = (0..9).map(|token| key_of(None, &[token])).collect();
         for (at, &key) in keys.iter().enumerate() {
             ghost.put(key, u32::try_from(at).unwrap());
         }

@@ -2,6 +2,8 @@
 
 /// Requests are weighed in this many parts.
 const PARTS: i64 = 64;
+/// Blocks that chance alone may cost, at most, where √n is less.
+const MOST_NOISE: i64 = 400;
 /// Turnovers of the pool to wait before the first further attempt, and at most.
 const PATIENCE: u64 = 8;
 const MOST_PATIENCE: u64 = 64;
@@ -10,15 +12,14 @@ const MOST_PATIENCE: u64 = 64;
 /// to be LRU.
 ///
 /// The *debt* is hits of LRU minus own ones. While it is below a limit, the policy is trusted; above, it is LRU until the
-/// debt is half the limit again. The limit is a thousandth of all blocks so far, or √n of a pool of n, since a lead is lost
-/// by mere chance now and then, and that much of it is noise. Debts below half the limit come about by forgiveness: a block
+/// debt is half the limit again. The limit is a thousandth of all blocks so far, or √(n × len) of a pool of n and chains of len
+/// blocks on average, since a lead is lost by mere chance now and then, and that much of it is noise. By requests it is
+/// three quarters of that. Debts below half the limit come about by forgiveness: a block
 /// for every 512, and everything after eight turnovers of the pool, sixteen the next time, and so on up to 64. Hits ahead
 /// of LRU are put by, up to one pool of them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trust {
     num_blocks: u32,
-    /// √n.
-    noise: i64,
     debt: i64,
     request_debt: i64,
     blocks: u64,
@@ -35,7 +36,6 @@ impl Trust {
     pub(super) const fn new() -> Self {
         Self {
             num_blocks: 0,
-            noise: 0,
             debt: 0,
             request_debt: 0,
             blocks: 0,
@@ -50,7 +50,6 @@ impl Trust {
 
     pub(super) fn start(&mut self, num_blocks: u32) {
         self.num_blocks = num_blocks;
-        self.noise = i64::from(num_blocks.isqrt().max(8));
     }
 
     /// Whether to be LRU.
@@ -93,10 +92,13 @@ impl Trust {
         let pool = i64::from(self.num_blocks);
         let blocks = i64::try_from(self.blocks).unwrap_or(i64::MAX).max(1);
         let requests = i64::try_from(self.requests).unwrap_or(i64::MAX);
-        let limit = (blocks >> 10).max(self.noise).min(pool / 16).max(8);
+        // Chains come and go as one, so that chance is in chains: √(n / len) of them, of len blocks.
+        let len = (blocks / (requests + 1)).clamp(1, 32);
+        let noise = (pool * len).isqrt().min(MOST_NOISE.max(pool.isqrt()));
+        let limit = (blocks >> 10).max(noise).min(pool / 16).max(8);
         // As many requests of mean length.
         let per_request = |blocks_: i64| blocks_.saturating_mul(PARTS).saturating_mul(requests + 1) / blocks;
-        let request_limit = per_request(limit);
+        let request_limit = per_request(limit * 3 / 4);
         self.debt = self.debt.max(-pool);
         self.request_debt = self.request_debt.max(-per_request(pool));
         if !self.lru {
@@ -124,16 +126,20 @@ mod tests {
     fn a_debt_above_the_limit_makes_it_lru_and_waiting_forgives_it() {
         let mut trust = Trust::new();
         trust.start(1024);
-        // √1024 is 32 blocks, and every 32 it is looked at: LRU after 64.
-        for _ in 0..63 {
-            assert!(!trust.block(true, false));
+        // Chains of one block: √1024 is 32 blocks, or 24 requests, and every 32 blocks it is looked at.
+        let mut block = |lru| {
+            trust.request();
+            (trust.block(lru, false), trust.is_lru())
+        };
+        for _ in 0..31 {
+            assert_eq!(block(true), (false, false));
         }
-        assert!(trust.block(true, false) && trust.is_lru());
+        assert_eq!(block(true), (true, true));
         // The wait is 8 turnovers; after the change it takes that many blocks that are even.
         let mut blocks = 0;
-        while !trust.block(false, false) {
+        while block(false) == (false, true) {
             blocks += 1;
-            assert!(trust.is_lru() && blocks < 8 * 1024 + 32);
+            assert!(blocks < 8 * 1024 + 32);
         }
         assert!(!trust.is_lru() && blocks > 6 * 1024);
     }
