@@ -80,6 +80,29 @@ fn a_sequence_that_has_ended_keeps_nothing_of_its_query() {
 }
 
 #[test]
+fn sequences_that_have_ended_keep_no_long_buffer_of_tokens() {
+    // A prompt that was planned and never committed; its buffer is kept for the next sequence, but not all of it.
+    let mut cache = KvCache::new(CacheConfig::new(8_000, BLOCK_SIZE)).expect("valid");
+    let (mut step, prompt) = (Step::new(), (0..30_000).collect::<Vec<u32>>());
+    let mut once = |sequences: usize| {
+        let seqs: Vec<_> = (0..sequences)
+            .map(|_| cache.create(&Scope::default(), &prompt, Query::default()).expect("handles are left").seq)
+            .collect();
+        for &seq in &seqs {
+            let id = cache.plan(&[Row::ids(seq, &prompt)], &mut step).expect("room");
+            cache.abort(id).expect("open");
+        }
+        for seq in seqs {
+            cache.free(seq, Release::Cache).expect("alive");
+        }
+    };
+    once(1);
+    let info = allocation_counter::measure(|| once(32));
+    // A table of 7,500 entries is 30 kB, and grows in powers of two; the tokens were 120 kB.
+    assert!(info.bytes_current < 32 * 40_000, "{info:?}");
+}
+
+#[test]
 fn bookkeeping_takes_48_bytes_a_block_beside_the_kept_tokens() {
     let bytes = |blocks: u32| {
         let mut cache = None;
