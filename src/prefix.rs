@@ -202,11 +202,17 @@ impl OwnedQuery {
         Query { extras, max_hit: *max_hit, no_cut, retention, private: *private }
     }
 
-    /// The extras that overlap a range of positions, to be kept with a block.
+    /// The extras that overlap a range of positions, to be kept with a block: with all others of the query where they are
+    /// a quarter of them at least, else by themselves, so that a block that outlives the others does not keep theirs.
     pub(crate) fn shared_extras(&self, range: Range<u32>) -> SharedExtras {
         let run = overlapping(&self.extras, &range);
-        let all = (!run.is_empty()).then(|| Arc::clone(&self.extras));
-        SharedExtras { all, run }
+        match self.extras.get(ix(run.start)..ix(run.end)).unwrap_or(&[]) {
+            [] => SharedExtras::default(),
+            few if few.len() < self.extras.len() / 4 => {
+                SharedExtras { all: Some(few.into()), run: 0..len32(few.len()) }
+            }
+            _ => SharedExtras { all: Some(Arc::clone(&self.extras)), run },
+        }
     }
 }
 

@@ -80,6 +80,24 @@ fn a_sequence_that_has_ended_keeps_nothing_of_its_query() {
 }
 
 #[test]
+fn a_block_keeps_its_own_extras_and_not_all_of_its_prompt() {
+    let mut cache = KvCache::new(CacheConfig::new(64, BLOCK_SIZE)).expect("valid");
+    let (mut step, extras) = (Step::new(), (0..10_000).map(|at| Extra::new(at..at + 1, [0; 32])).collect::<Vec<_>>());
+    let mut once = |token: u32| {
+        let query = Query::default().with_extras(&extras);
+        let prompt = [token, 2, 3, 4];
+        let seq = cache.create(&Scope::default(), &prompt, query).expect("room").seq;
+        let id = cache.plan(&[Row::ids(seq, &prompt)], &mut step).expect("room");
+        cache.commit_all(id).expect("open");
+        cache.free(seq, Release::Cache).expect("alive");
+    };
+    once(0);
+    let info = allocation_counter::measure(|| (1..33).for_each(&mut once));
+    // Four extras of 40 bytes a block, and their place in the index.
+    assert!(info.bytes_current < 32 * 1_000, "{info:?}");
+}
+
+#[test]
 fn sequences_that_have_ended_keep_no_long_buffer_of_tokens() {
     // A prompt that was planned and never committed; its buffer is kept for the next sequence, but not all of it.
     let mut cache = KvCache::new(CacheConfig::new(8_000, BLOCK_SIZE)).expect("valid");

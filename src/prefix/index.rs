@@ -100,7 +100,7 @@ impl Node {
     }
 }
 
-/// The extras of a node: a run of those that came with its prompt, which all its blocks share.
+/// The extras of a node: a run of those that came with its prompt, which its blocks may share.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SharedExtras {
     pub(crate) all: Option<Arc<[Extra]>>,
