@@ -355,7 +355,8 @@ impl Adaptive {
 
     /// A block has become idle.
     fn pass_time(&mut self) {
-        self.choice.idles += 1;
+        // Where nothing is ever evicted, no choice is made that would start the count anew.
+        self.choice.idles = self.choice.idles.saturating_add(1);
         self.clock.left -= 1;
         if self.clock.left > 0 {
             return;
