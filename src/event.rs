@@ -19,7 +19,8 @@ pub use publish::{BadRequest, Frames, Publisher};
 pub use crate::prefix::change::{Event, Stored};
 
 /// A sink has no room for an event now. The cache keeps it, and all behind it, and offers it again at the end of the
-/// next call.
+/// next call that can take content away or bring some, and when it is asked to
+/// ([`flush_events`](crate::KvCache::flush_events)). Nothing bounds what it keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Refused;
 
