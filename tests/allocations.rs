@@ -1,6 +1,6 @@
 //! The steady state allocates nothing: counted, not timed.
 
-use paged_kv::cache::{Release, Row};
+use paged_kv::cache::{Fit, Release, Row};
 use paged_kv::step::Padding;
 use paged_kv::{CacheConfig, Extra, KvCache, Query, Scope, SeqId, Step};
 
@@ -77,6 +77,26 @@ fn a_sequence_that_has_ended_keeps_nothing_of_its_query() {
     once(&[]);
     let info = allocation_counter::measure(|| once(&extras));
     assert_eq!(info.bytes_current, 0, "{info:?}");
+}
+
+#[test]
+fn a_plan_of_much_more_than_there_is_leaves_no_memory_behind() {
+    let mut cache = KvCache::new(CacheConfig::new(1_000, BLOCK_SIZE)).expect("valid");
+    let prompts: Vec<Vec<u32>> = (0..64).map(|i| (0..3_900).map(|at| i + at * 64).collect()).collect();
+    let mut fits = |prompts: &[Vec<u32>]| {
+        let create =
+            |prompt: &Vec<u32>| cache.create(&Scope::default(), prompt, Query::default()).expect("handles").seq;
+        let seqs: Vec<_> = prompts.iter().map(create).collect();
+        let rows: Vec<_> = seqs.iter().zip(prompts).map(|(&seq, prompt)| Row::ids(seq, prompt)).collect();
+        let fit = cache.fits(&rows).expect("rows are right");
+        seqs.into_iter().for_each(|seq| cache.free(seq, Release::Cache).expect("alive"));
+        fit
+    };
+    assert_eq!(fits(&prompts[..1]), Fit::Now);
+    let info = allocation_counter::measure(|| assert!(matches!(fits(&prompts), Fit::Later(_))));
+    // 62,400 blocks were asked for, and the index takes some 60 bytes for each. What stays are the buffers of the plan, 8
+    // bytes each, and those of 64 spare sequences, 16.
+    assert!(info.bytes_current < 62_400 * 28, "{info:?}");
 }
 
 #[test]
