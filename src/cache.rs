@@ -154,7 +154,7 @@ pub struct Stats {
     /// overwrote, since there was no other left to copy to.
     pub evictions: u64,
     /// Sums over blocks evicted while [`CacheConfig::ages`] is on, in units of the caller's clock: time from when their
-    /// content could be found to when it went. Divided by `aged_evictions` it is the mean life of content.
+    /// content could be found to when it went. Divided by `aged_evictions` it is the mean life of content. It saturates.
     pub resident_time: u64,
     /// The same, from when the last holder let go.
     pub idle_time: u64,

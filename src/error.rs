@@ -155,6 +155,11 @@ errors! {
             /// Position after the last one.
             end: u32,
         } => "the range {start}..{end} is empty or out of order",
+        /// A query has at most 2^22 extras.
+        TooManyExtras {
+            /// Extras of the query.
+            extras: usize,
+        } => "the query has {extras} extras, more than 2^22",
         /// All handles are in use.
         TooManySequences => "there are 2^32 - 1 sequences",
     }

@@ -21,7 +21,7 @@ pub use crate::prefix::change::{Event, Stored};
 
 /// A sink has no room for an event now. The cache keeps it, and all behind it, and offers it again at the end of the
 /// next call that may change what can be found (a plan, a commit, an abort, a cut, an end, an invalidation), or at a
-/// [`flush_events`](crate::KvCache::flush_events).
+/// [`flush_events`](crate::KvCache::flush_events). Nothing bounds what it keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Refused;
 

@@ -74,11 +74,14 @@ impl RangeRetention {
     }
 }
 
+/// With as many in one block, of ten words each, the index still counts the bits of its content in a `u32`.
+const MOST_EXTRAS: usize = 1 << 22;
+
 /// What a prompt brings beside its tokens. The default brings nothing and shares all it can.
 #[derive(Clone, Copy, Default, Debug)]
 #[non_exhaustive]
 pub struct Query<'a> {
-    /// Extras, in order of position: starts ascend, and ends do.
+    /// Extras, in order of position: starts ascend, and ends do. At most 2^22.
     pub extras: &'a [Extra],
     /// The longest hit that is wanted, in tokens; `None` for no limit.
     pub max_hit: Option<u32>,
@@ -119,6 +122,9 @@ impl<'a> Query<'a> {
 
     /// The ranges ascend and are not empty, so that those that overlap a block are one run.
     pub(crate) fn check(&self) -> Result<(), CreateError> {
+        if self.extras.len() > MOST_EXTRAS {
+            return Err(CreateError::TooManyExtras { extras: self.extras.len() });
+        }
         ascending(self.extras.iter().map(|extra| &extra.range))?;
         ascending(self.no_cut.iter())?;
         match self.retention.iter().find(|kept| kept.range.start >= kept.range.end) {
@@ -196,11 +202,17 @@ impl OwnedQuery {
         Query { extras, max_hit: *max_hit, no_cut, retention, private: *private }
     }
 
-    /// The extras that overlap a range of positions, to be kept with a block.
+    /// The extras that overlap a range of positions, to be kept with a block: with all others of the query where they are
+    /// a quarter of them at least, else by themselves, so that a block that outlives the others does not keep theirs.
     pub(crate) fn shared_extras(&self, range: Range<u32>) -> SharedExtras {
         let run = overlapping(&self.extras, &range);
-        let all = (!run.is_empty()).then(|| Arc::clone(&self.extras));
-        SharedExtras { all, run }
+        match self.extras.get(ix(run.start)..ix(run.end)).unwrap_or(&[]) {
+            [] => SharedExtras::default(),
+            few if few.len() < self.extras.len() / 4 => {
+                SharedExtras { all: Some(few.into()), run: 0..len32(few.len()) }
+            }
+            _ => SharedExtras { all: Some(Arc::clone(&self.extras)), run },
+        }
     }
 }
 
@@ -228,6 +240,15 @@ mod tests {
         let query = Query::default().with_no_cut(&no_cut).with_max_hit(12);
         let ends: alloc::vec::Vec<u32> = (0..16).filter(|&end| query.may_end(end)).collect();
         assert_eq!(ends, [0, 1, 2, 3, 4, 8, 12]);
+    }
+
+    #[test]
+    fn more_extras_than_the_index_can_tell_apart_are_refused() {
+        let mut extras = alloc::vec![extra(0..1); MOST_EXTRAS];
+        assert!(Query::default().with_extras(&extras).check().is_ok());
+        extras.push(extra(0..1));
+        let refused = Err(CreateError::TooManyExtras { extras: MOST_EXTRAS + 1 });
+        assert_eq!(Query::default().with_extras(&extras).check(), refused);
     }
 
     #[test]

@@ -163,9 +163,15 @@ impl Sequence {
         self.committed = committed;
         let sealed = ix(self.tail_start(block_size) - before);
         self.tail.drain(..sealed.min(self.tail.len()));
-        // A long prompt in one step leaves a long buffer behind, of which a tail wants one block's worth.
-        if self.tail.capacity() > LONGEST_BUFFER && self.open_rows == 0 {
-            self.tail.shrink_to(ix(block_size));
+        if self.open_rows == 0 {
+            self.shrink_tail(ix(block_size));
+        }
+    }
+
+    /// A long prompt in one step leaves a long buffer behind, of which a tail wants one block's worth.
+    pub(crate) fn shrink_tail(&mut self, tokens: usize) {
+        if self.tail.capacity() > LONGEST_BUFFER {
+            self.tail.shrink_to(tokens);
         }
     }
 }

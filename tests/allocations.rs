@@ -1,6 +1,6 @@
 //! The steady state allocates nothing: counted, not timed.
 
-use paged_kv::cache::{Release, Row};
+use paged_kv::cache::{Fit, Release, Row};
 use paged_kv::evict::{Adaptive, Evict, Lru};
 use paged_kv::step::Padding;
 use paged_kv::{CacheConfig, Extra, KvCache, Query, Scope, SeqId, Step};
@@ -78,6 +78,67 @@ fn a_sequence_that_has_ended_keeps_nothing_of_its_query() {
     once(&[]);
     let info = allocation_counter::measure(|| once(&extras));
     assert_eq!(info.bytes_current, 0, "{info:?}");
+}
+
+#[test]
+fn a_plan_of_much_more_than_there_is_leaves_no_memory_behind() {
+    let mut cache = KvCache::new(CacheConfig::new(1_000, BLOCK_SIZE)).expect("valid");
+    let prompts: Vec<Vec<u32>> = (0..64).map(|i| (0..3_900).map(|at| i + at * 64).collect()).collect();
+    let mut fits = |prompts: &[Vec<u32>]| {
+        let create =
+            |prompt: &Vec<u32>| cache.create(&Scope::default(), prompt, Query::default()).expect("handles").seq;
+        let seqs: Vec<_> = prompts.iter().map(create).collect();
+        let rows: Vec<_> = seqs.iter().zip(prompts).map(|(&seq, prompt)| Row::ids(seq, prompt)).collect();
+        let fit = cache.fits(&rows).expect("rows are right");
+        seqs.into_iter().for_each(|seq| cache.free(seq, Release::Cache).expect("alive"));
+        fit
+    };
+    assert_eq!(fits(&prompts[..1]), Fit::Now);
+    let info = allocation_counter::measure(|| assert!(matches!(fits(&prompts), Fit::Later(_))));
+    // 62,400 blocks were asked for, and the index takes some 60 bytes for each. What stays are the buffers of the plan, 8
+    // bytes each, and those of 64 spare sequences, 16.
+    assert!(info.bytes_current < 62_400 * 28, "{info:?}");
+}
+
+#[test]
+fn a_block_keeps_its_own_extras_and_not_all_of_its_prompt() {
+    let mut cache = KvCache::new(CacheConfig::new(64, BLOCK_SIZE)).expect("valid");
+    let (mut step, extras) = (Step::new(), (0..10_000).map(|at| Extra::new(at..at + 1, [0; 32])).collect::<Vec<_>>());
+    let mut once = |token: u32| {
+        let query = Query::default().with_extras(&extras);
+        let prompt = [token, 2, 3, 4];
+        let seq = cache.create(&Scope::default(), &prompt, query).expect("room").seq;
+        let id = cache.plan(&[Row::ids(seq, &prompt)], &mut step).expect("room");
+        cache.commit_all(id).expect("open");
+        cache.free(seq, Release::Cache).expect("alive");
+    };
+    once(0);
+    let info = allocation_counter::measure(|| (1..33).for_each(&mut once));
+    // Four extras of 40 bytes a block, and their place in the index.
+    assert!(info.bytes_current < 32 * 1_000, "{info:?}");
+}
+
+#[test]
+fn sequences_that_have_ended_keep_no_long_buffer_of_tokens() {
+    // A prompt that was planned and never committed; its buffer is kept for the next sequence, but not all of it.
+    let mut cache = KvCache::new(CacheConfig::new(8_000, BLOCK_SIZE)).expect("valid");
+    let (mut step, prompt) = (Step::new(), (0..30_000).collect::<Vec<u32>>());
+    let mut once = |sequences: usize| {
+        let seqs: Vec<_> = (0..sequences)
+            .map(|_| cache.create(&Scope::default(), &prompt, Query::default()).expect("handles are left").seq)
+            .collect();
+        for &seq in &seqs {
+            let id = cache.plan(&[Row::ids(seq, &prompt)], &mut step).expect("room");
+            cache.abort(id).expect("open");
+        }
+        for seq in seqs {
+            cache.free(seq, Release::Cache).expect("alive");
+        }
+    };
+    once(1);
+    let info = allocation_counter::measure(|| once(32));
+    // A table of 7,500 entries is 30 kB, and grows in powers of two; the tokens were 120 kB.
+    assert!(info.bytes_current < 32 * 40_000, "{info:?}");
 }
 
 #[test]

@@ -55,8 +55,9 @@ impl Ages {
     pub(super) fn evicted(&mut self, block: BlockId) {
         if let Some(age) = self.blocks.get(block.index()) {
             self.lives.blocks += 1;
-            self.lives.resident += self.now - age.stored;
-            self.lives.idle += self.now - age.idle;
+            // A clock of nanoseconds that is set late makes lives of half a century: a few of them fill 64 bits.
+            self.lives.resident = self.lives.resident.saturating_add(self.now - age.stored);
+            self.lives.idle = self.lives.idle.saturating_add(self.now - age.idle);
         }
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct Blocks<E> {
     pub(super) evictions: u64,
     /// When blocks were stored and let go, if anybody asked.
     pub(super) ages: Ages,
+    /// What the policy named when a block below it went instead, and what that hung on. Only within a plan.
+    descent: Option<(BlockId, BlockId)>,
     /// Scratch for what an invalidation takes names off.
     cleared: Vec<BlockId>,
 }
@@ -63,6 +65,7 @@ impl<E: Evict> Blocks<E> {
             size: BlockSize::new(block_size),
             evictions: 0,
             ages: Ages::new(num_blocks, config.ages)?,
+            descent: None,
             cleared: Vec::new(),
         })
     }
@@ -71,6 +74,11 @@ impl<E: Evict> Blocks<E> {
     #[inline]
     pub(super) fn node_of(&self, block: BlockId) -> Option<u32> {
         self.pool.identity(block).map(node_named)
+    }
+
+    /// Before the first of a plan's allocations. While they last, nothing changes below a node but by what they evict.
+    pub(super) fn begin_allocations(&mut self) {
+        self.descent = None;
     }
 
     /// Takes a block for new content.
@@ -86,11 +94,8 @@ impl<E: Evict> Blocks<E> {
         #[cfg(not(test))]
         let parent_first = false;
         if self.index.has_children(node) && !parent_first {
-            // A child goes before its parent, whatever the policy says.
-            if let Some(last) = self.index.last_below(node, |block| self.pool.is_candidate(block)) {
-                victim = last;
-                node = self.node_of(victim)?;
-            }
+            victim = self.last_below(victim)?;
+            node = self.node_of(victim)?;
             if self.index.has_children(node) && self.index.is_only(node, victim) && !self.index.is_promised(node) {
                 // What is withheld below will not be found any more.
                 self.clear_below(node);
@@ -105,6 +110,21 @@ impl<E: Evict> Blocks<E> {
         }
         self.index.vacate(node, victim, &mut self.pool.links);
         Some(block)
+    }
+
+    /// What goes for a block on which others build: a child goes before its parent, whatever the policy says. A policy
+    /// that names the head of a long chain names it again and again, so the way down is not begun anew each time.
+    #[cold]
+    fn last_below(&mut self, named: BlockId) -> Option<BlockId> {
+        let known = self.descent.filter(|&(above, at)| above == named && self.pool.is_candidate(at));
+        let from = known.map_or(named, |known| known.1);
+        let below = self.index.last_below(self.node_of(from)?, |block| self.pool.is_candidate(block));
+        let victim = below.unwrap_or(from);
+        self.descent = match self.index.parent(self.node_of(victim)?) {
+            Parent::Node(parent) if victim != named => self.index.entry(parent).map(|at| (named, at)),
+            _ => None,
+        };
+        Some(victim)
     }
 
     /// Names a block: it has the content of `node` once `step` commits (0: it has it now).

@@ -85,7 +85,8 @@ impl<E: Evict> KvCache<E> {
     /// A hit does not end at the border of a block: of the blocks that may follow, the one that agrees longest with the
     /// prompt is shared as far as it does, and copied by the plan that writes behind that. Where there is no block left
     /// to copy to, and nobody else holds it, the plan overwrites it; while somebody else does, the plan has to wait, and
-    /// [`fits_prompt`](Self::fits_prompt) says so beforehand.
+    /// [`fits_prompt`](Self::fits_prompt) says so beforehand. Of blocks that agree in tokens and differ in extras, 64 are
+    /// looked at.
     ///
     /// A hit never takes blocks that are reserved for others: it is then shorter.
     ///

@@ -31,7 +31,8 @@ impl Clone for Sink {
 }
 
 impl<E: Evict> KvCache<E> {
-    /// Names content by this hasher from now on: see [`identity`](Self::identity).
+    /// Names content by this hasher from now on: see [`identity`](Self::identity). A sink that was set before is forgotten,
+    /// with what it refused.
     pub fn set_hasher(&mut self, hasher: impl BlockHasher + 'static) {
         self.blocks.index.identities = Some(Identities::new(Arc::new(hasher)));
         self.sink = Sink(None);

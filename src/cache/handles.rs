@@ -47,6 +47,8 @@ impl Sequences {
     pub(super) fn recycle(&mut self, mut sequence: Sequence) {
         debug_assert!(sequence.table.is_empty() && sequence.displaced.is_none());
         sequence.query = None;
+        sequence.tail.clear();
+        sequence.shrink_tail(0);
         self.spare.push(sequence);
     }
 

@@ -207,7 +207,8 @@ impl Adaptive {
 
     /// A block has become idle.
     fn pass_time(&mut self) {
-        self.choice.idles += 1;
+        // Where nothing is ever evicted, no choice is made that would start the count anew.
+        self.choice.idles = self.choice.idles.saturating_add(1);
         if !self.clock.pass() {
             return;
         }

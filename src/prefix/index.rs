@@ -104,7 +104,7 @@ impl Node {
     }
 }
 
-/// The extras of a node: a run of those that came with its prompt, which all its blocks share.
+/// The extras of a node: a run of those that came with its prompt, which its blocks may share.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SharedExtras {
     pub(crate) all: Option<Arc<[Extra]>>,
@@ -349,8 +349,35 @@ impl PrefixIndex {
     pub(crate) fn unpromise(&mut self, promise: Promise) {
         if promise.created {
             self.remove(promise.node);
+            self.drop_last(promise.node);
         } else if promise.flagged {
             self.nodes[ix(promise.node)].entry.set_flag(false);
+        }
+    }
+
+    /// Nodes for which memory is kept: a plan that succeeds brings no more than there are blocks, before those that it
+    /// evicts lose theirs.
+    fn most_nodes(&self) -> usize {
+        2 * self.states.len()
+    }
+
+    /// Gives up the place of a vacant node, if it is the last one and there are more than a plan that succeeds makes.
+    fn drop_last(&mut self, id: u32) {
+        if ix(id) + 1 == self.nodes.len() && ix(id) >= self.most_nodes() {
+            self.vacant = self.nodes[ix(id)].top;
+            self.nodes.pop();
+            self.tokens.truncate(ix(id) * self.block_size);
+            self.forks.truncate(id);
+        }
+    }
+
+    /// Gives memory back that a plan took which asked for much more than there is.
+    pub(crate) fn trim(&mut self) {
+        let most = self.most_nodes();
+        if self.nodes.capacity() > most {
+            self.nodes.shrink_to(most);
+            self.tokens.shrink_to(most * self.block_size);
+            self.forks.shrink_to(most);
         }
     }
 }

@@ -208,6 +208,7 @@ impl<E: Evict> KvCache<E> {
                 }
             }
         }
+        self.blocks.index.trim();
     }
 }
 

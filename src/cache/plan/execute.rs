@@ -32,6 +32,7 @@ impl<E: Evict> KvCache<E> {
         for block in draft.hits.iter().filter_map(|hit| hit.1) {
             self.blocks.pool.detach(block);
         }
+        self.blocks.begin_allocations();
         let mut open = self.spare.pop().unwrap_or_default();
         open.start(id);
         let Step { rows: metas, groups, .. } = step;

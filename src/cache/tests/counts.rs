@@ -107,3 +107,15 @@ fn a_pool_of_more_blocks_than_can_be_named_is_refused() {
     let too_many = KvCache::new(CacheConfig::new((1 << 29) + 1, 1)).unwrap_err();
     assert_eq!(too_many, crate::error::ConfigError::TooManyBlocks { num_blocks: (1 << 29) + 1 });
 }
+
+#[test]
+fn ages_of_a_clock_that_is_set_late_saturate() {
+    // Nanoseconds since 1970 are an eleventh of 2^64; here each of two lives is all of it.
+    let mut cache = KvCache::new(CacheConfig::new(2, 4).with_scratch(false).with_ages(true)).unwrap();
+    let seq = sequence_of(&mut cache, &tokens(0..8));
+    cache.free(seq, Release::Cache).unwrap();
+    cache.set_time(u64::MAX);
+    sequence_of(&mut cache, &tokens(20..28));
+    let stats = cache.stats();
+    assert_eq!((stats.aged_evictions, stats.resident_time, stats.idle_time), (2, u64::MAX, u64::MAX));
+}

@@ -245,3 +245,26 @@ fn a_request_that_is_given_up_takes_nothing_along_that_it_only_found() {
     assert_eq!((found(&tokens(0..13)), cache.stats().cached), (8, 2));
     cache.check_integrity().unwrap();
 }
+
+#[test]
+fn whole_blocks_are_found_among_more_images_than_a_search_for_a_part_looks_at() {
+    // Each image is as wide as a block, so that no block agrees with another prompt's in one token, and the nearest do no
+    // better than the others.
+    let mut cache = cache(600, 4);
+    let image = |at: u32| {
+        let mut digest = [0; 32];
+        digest[..4].copy_from_slice(&at.to_be_bytes());
+        [Extra::new(0..4, digest)]
+    };
+    for at in 0..500 {
+        let image = image(at);
+        let created = cache.create(&Scope::default(), &[7; 4], Query::default().with_extras(&image)).unwrap();
+        assert_eq!(created.cached_tokens, 0);
+        run(&mut cache, created.seq, &[7; 4]);
+        cache.free(created.seq, Release::Cache).unwrap();
+    }
+    for at in 0..500 {
+        let prefix = cache.peek(&Scope::default(), &[7; 5], Query::default().with_extras(&image(at))).unwrap();
+        assert_eq!(prefix.cached_tokens, 4, "whole blocks are found whatever their number");
+    }
+}

@@ -214,3 +214,40 @@ fn a_policy_in_a_box_is_a_policy() {
     cache.free(seq, Release::Cache).unwrap();
     assert_eq!(found(&cache, &tokens(0..5)), 4);
 }
+
+#[test]
+fn a_chain_whose_head_is_named_goes_from_its_ends_also_where_it_branches() {
+    // Blocks of one token. 10 in front, of the lowest priority; behind these two branches of 20, of the highest: the policy
+    // names the heads, 10 times in one plan. The first branch in the order of contents goes, from its end.
+    let config = CacheConfig::new(60, 1).with_scratch(false);
+    let mut cache = KvCache::with_policy(config, crate::evict::Priority::new()).unwrap();
+    let keep = |range, priority| RangeRetention::new(range, Retention { priority, duration: None });
+    let retention = [keep(0..10, 0), keep(10..40, 90)];
+    let mut step = Step::new();
+    let branches = [100, 200].map(|from| (0..10).chain(from..from + 20).collect::<Vec<u32>>());
+    for prompt in &branches {
+        let query = Query::default().with_retention(&retention);
+        let created = cache.create(&Scope::default(), prompt, query).unwrap();
+        let rest = &prompt[created.cached_tokens as usize..];
+        let id = cache.plan(&[Row::ids(created.seq, rest)], &mut step).unwrap();
+        cache.commit_all(id).unwrap();
+        cache.free(created.seq, Release::Cache).unwrap();
+    }
+    let mut from = 1_000;
+    let mut evict = |cache: &mut KvCache<_>, blocks: u32| {
+        let tokens = tokens(from..from + blocks);
+        from += blocks;
+        let seq = cache.create(&Scope::default(), &tokens, Query::default().with_private(true)).unwrap().seq;
+        let id = cache.plan(&[Row::ids(seq, &tokens)], &mut step).unwrap();
+        cache.commit_all(id).unwrap();
+        cache.check_integrity().unwrap();
+        branches.clone().map(|mut prompt| {
+            prompt.push(9);
+            found(cache, &prompt)
+        })
+    };
+    // Ten are blank.
+    assert_eq!(evict(&mut cache, 20), [20, 30]);
+    assert_eq!(evict(&mut cache, 15), [10, 25]);
+    assert_eq!(evict(&mut cache, 20), [5, 5]);
+}

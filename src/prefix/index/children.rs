@@ -103,6 +103,16 @@ impl Forks {
         }
     }
 
+    /// Forgets the places from `id` on, which are not in use.
+    pub(super) fn truncate(&mut self, id: u32) {
+        self.0.truncate(ix(id));
+    }
+
+    /// Keeps room for so many nodes.
+    pub(super) fn shrink_to(&mut self, nodes: usize) {
+        self.0.shrink_to(nodes);
+    }
+
     /// The child that shares the longest beginning with a content, or [`NIL`] where there are no children.
     #[inline]
     pub(super) fn nearest(&self, mut link: u32, key: &Key<'_>) -> u32 {

@@ -8,14 +8,18 @@ use super::{Key, Parent, PrefixIndex};
 use crate::id::{BlockId, ix, len32};
 use crate::list::{Links, NIL};
 
+/// Children that a search for a part looks at, where their extras differ or they are not computed; else it is one.
+const MOST_PARTS: u32 = 64;
+
 impl PrefixIndex {
     /// Of the children whose content is computed, the one that agrees longest with what follows, which begins at
-    /// position `start`, and for how many tokens. `None` if none agrees for a token.
+    /// position `start`, and for how many tokens. `None` if none agrees for a token. Of children that agree in tokens and
+    /// not in extras there may be thousands, as many as images are asked about: the search gives up on further ones.
     ///
     /// # Complexity
-    /// O(depth + children that are not computed, or have extras that differ).
+    /// O(depth), with at most [`MOST_PARTS`] children looked at.
     pub(crate) fn best_part(&self, parent: Parent, key: &Key<'_>, start: u32) -> Option<(u32, u32)> {
-        let mut best = None;
+        let (mut best, mut left) = (None, MOST_PARTS);
         self.forks.nearest_first(self.top(parent), key, |id| {
             let own = self.key(id);
             let tokens = len32(own.tokens.iter().zip(key.tokens).take_while(|(a, b)| a == b).count());
@@ -30,7 +34,8 @@ impl PrefixIndex {
                     best = Some((id, len));
                 }
             }
-            false
+            left -= 1;
+            left == 0
         });
         best
     }
