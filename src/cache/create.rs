@@ -134,7 +134,7 @@ impl<E: Evict> KvCache<E> {
         let mut cached_tokens = len * block_size;
         if let Some(part) = part.filter(|_| ix(len) > nodes.len()) {
             cached_tokens -= block_size - part.len;
-        } else if ix(len) < nodes.len() {
+        } else if ix(len) < nodes.len() || part.is_some() {
             // Cut short by a reservation, a hit must still end where it may.
             let query = sequence.query();
             let end = (0..=len).rev().find(|&len| query.may_end(len * block_size)).unwrap_or(0);
@@ -197,9 +197,12 @@ impl<E: Evict> KvCache<E> {
         if blocks > self.capacity() {
             return Ok(Fit::Never);
         }
-        let mut nodes = Nodes::new();
+        let (mut nodes, mut created) = (Nodes::new(), Nodes::new());
         let limit = len32(tokens.len()).saturating_sub(1);
-        self.find_blocks(scope, tokens, query, limit, |_| true, &mut nodes);
+        let hits = self.walk_blocks(scope, tokens, query, limit, |_| true, &mut nodes).map_or(0, |walk| walk.1);
+        self.find(scope, tokens, query, &mut created);
+        // The creation may go further, where it ends within a block, and the plan, where open steps compute what it finds.
+        nodes.truncate(hits.max(created.len()));
         let found = nodes.iter().filter_map(|&node| self.blocks.index.entry(node));
         let held: u32 = found.map(|block| u32::from(!self.blocks.pool.is_idle(block))).sum();
         match self.room(u64::from(blocks - held), 0, 0) {
@@ -255,18 +258,41 @@ impl<E: Evict> KvCache<E> {
         // At least one token is left to compute.
         let limit = len32(tokens.len()).saturating_sub(1);
         let computed = |node| self.blocks.index.computed_entry(node).is_some();
-        let walk = self.find_blocks(scope, tokens, query, limit, computed, nodes);
-        let found = len32(nodes.len()) * self.config.block_size;
-        let part = walk.and_then(|walk| {
-            let parent = nodes.last().map_or(walk.parent, |&node| Parent::Node(node));
-            let tokens = walk.tokens.get(ix(found)..).unwrap_or(&[]);
-            self.blocks.part(&Walk { parent, tokens, start: found, ..walk })
-        });
-        Found { part, tokens: found + part.map_or(0, |part| part.len) }
+        let Some((walk, hits)) = self.walk_blocks(scope, tokens, query, limit, computed, nodes) else {
+            return Found { part: None, tokens: 0 };
+        };
+        // Where no hit may end at the border of the last block that is there, one may behind it, or within it.
+        for len in (hits..=nodes.len()).rev() {
+            let start = len32(len) * self.config.block_size;
+            let parent = len.checked_sub(1).map_or(walk.parent, |last| Parent::Node(nodes[last]));
+            let tokens = walk.tokens.get(ix(start)..).unwrap_or(&[]);
+            if let Some(part) = self.blocks.part(&Walk { parent, tokens, start, ..walk }) {
+                nodes.truncate(len);
+                return Found { part: Some(part), tokens: start + part.len };
+            }
+        }
+        nodes.truncate(hits);
+        Found { part: None, tokens: len32(hits) * self.config.block_size }
     }
 
-    /// Finds the nodes of a prompt's leading whole blocks that `visible` accepts; `None` for a scope that is not in use.
-    pub(super) fn find_blocks<'a>(
+    /// Finds the nodes of a prompt's leading whole blocks that `visible` accepts, as far as a hit may end behind them.
+    pub(super) fn find_blocks(
+        &self,
+        scope: &Scope,
+        tokens: &[TokenId],
+        query: Query<'_>,
+        limit: u32,
+        visible: impl Fn(u32) -> bool,
+        nodes: &mut Nodes,
+    ) {
+        if let Some((_, hits)) = self.walk_blocks(scope, tokens, query, limit, visible, nodes) {
+            nodes.truncate(hits);
+        }
+    }
+
+    /// The same with those where no hit may end; returns how many come before these. `None` for a scope that is not in
+    /// use.
+    fn walk_blocks<'a>(
         &self,
         scope: &Scope,
         tokens: &'a [TokenId],
@@ -274,11 +300,10 @@ impl<E: Evict> KvCache<E> {
         limit: u32,
         visible: impl Fn(u32) -> bool,
         nodes: &mut Nodes,
-    ) -> Option<Walk<'a>> {
+    ) -> Option<(Walk<'a>, usize)> {
         let parent = Parent::Scope(self.blocks.index.scopes.find(scope)?);
         let walk = Walk { parent, tokens, start: 0, limit, query };
         let hits = self.blocks.walk(&walk, nodes, |node| self.blocks.index.entry(node).is_some() && visible(node));
-        nodes.truncate(hits);
-        Some(walk)
+        Some((walk, hits))
     }
 }

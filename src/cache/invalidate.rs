@@ -40,10 +40,14 @@ impl<E: Evict> KvCache<E> {
         let count = match what {
             Invalidate::All => self.invalidate_all(),
             Invalidate::Scope(scope) => self.invalidate_scope(scope),
-            Invalidate::Identity(identity) => match self.node_of_identity(identity) {
-                Some(node) => self.invalidate_node(node),
-                None => 0,
-            },
+            Invalidate::Identity(identity) => {
+                // A hasher may give two contents one identity: `Sha256Cbor` leaves out where extras end.
+                let mut count = 0;
+                while let Some(node) = self.node_of_identity(identity) {
+                    count += self.invalidate_node(node);
+                }
+                count
+            }
             Invalidate::Block(block) => match self.blocks.node_of(block) {
                 Some(node) => self.invalidate_node(node),
                 None => self.invalidate_nameless(block),

@@ -300,18 +300,15 @@ impl World {
         }
         let found = |end: &u32| there.iter().any(|held| held[ix((end - 1) % size)] == stamps[ix(end - 1)]);
         let len = u32::try_from(stamps.len()).unwrap();
-        let whole = (1..=len).filter(|end| end % size == 0).take_while(found).filter(|&end| query.may_end(end));
-        let whole = whole.last().unwrap_or(0);
+        // Whole blocks that are there, whether a hit may end behind them or not.
+        let wanted = |end: u32| end <= len && query.max_hit.is_none_or(|most| end <= most);
+        let whole = (1..=len).filter(|&end| end % size == 0 && wanted(end)).take_while(found).last().unwrap_or(0);
         let next = whole + size;
         let coming = |held: &Vec<Stamp>| held[ix(size - 1)] == stamps[ix(next - 1)];
-        if next <= len && query.max_hit.is_none_or(|most| next <= most) && all.iter().any(|(_, held)| coming(held)) {
-            // An open step computes the whole block, or a hit may not end behind it.
-            let computed = there.iter().any(|held| coming(held));
-            if !computed {
-                return whole;
-            }
-        }
-        let parts = (whole + 1..=len.min(next)).take_while(found).filter(|&end| query.may_end(end));
-        parts.last().unwrap_or(whole)
+        // An open step may compute the next block, which a plan will find whole.
+        let is_coming =
+            wanted(next) && all.iter().any(|(_, held)| coming(held)) && !there.iter().any(|held| coming(held));
+        let parts = (whole + 1..=len.min(next)).take_while(|end| !is_coming && found(end));
+        (1..=whole).chain(parts).filter(|&end| query.may_end(end)).last().unwrap_or(0)
     }
 }

@@ -268,3 +268,21 @@ fn whole_blocks_are_found_among_more_images_than_a_search_for_a_part_looks_at() 
         assert_eq!(prefix.cached_tokens, 4, "whole blocks are found whatever their number");
     }
 }
+
+#[test]
+fn a_hit_may_end_within_a_block_where_it_may_not_at_its_border() {
+    // Nine tokens in blocks of 4, a range 2..6 that must not be cut, and another prompt that agrees for seven: a hit may
+    // not end at 4, behind the only block that is there whole, but it may at 7, in the one behind.
+    let mut cache = cache(8, 4);
+    let a = sequence_of(&mut cache, &tokens(0..9));
+    cache.free(a, Release::Cache).unwrap();
+    let (prompt, no_cut) = ([0, 1, 2, 3, 4, 5, 6, 90, 91], 2..6);
+    let query = Query::default().with_no_cut(core::slice::from_ref(&no_cut));
+    let created = cache.create(&Scope::default(), &prompt, query).unwrap();
+    assert_eq!(created.cached_tokens, 7);
+    run(&mut cache, created.seq, &prompt[7..]);
+    // Where only five agree, the hit ends in front of the range, within the first block.
+    let created = cache.create(&Scope::default(), &[0, 1, 2, 3, 4, 95, 96], query).unwrap();
+    assert_eq!(created.cached_tokens, 2);
+    run(&mut cache, created.seq, &[2, 3, 4, 95, 96]);
+}
