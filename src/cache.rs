@@ -37,7 +37,7 @@ use core::fmt;
 
 use crate::block::BlockAllocator;
 use crate::error::{ConfigError, SequenceError};
-use crate::evict::{Adaptive, Evict, Now};
+use crate::evict::{Evict, Lru, Now};
 use crate::id::{BlockId, GroupId, SeqId, StepId};
 use crate::sequence::Sequence;
 use blocks::Blocks;
@@ -177,7 +177,7 @@ struct Counters {
 ///
 /// The policy `E` says which idle block loses its content when memory is needed.
 #[cfg_attr(test, derive(Clone))]
-pub struct KvCache<E = Adaptive> {
+pub struct KvCache<E = Lru> {
     config: CacheConfig,
     blocks: Blocks<E>,
     seqs: Sequences,
@@ -207,13 +207,13 @@ impl<E: Evict> fmt::Debug for KvCache<E> {
 }
 
 impl KvCache {
-    /// A cache without sequences, which evicts by [`Adaptive`]; [`with_policy`](Self::with_policy) takes another.
+    /// A cache without sequences, which evicts by [`Lru`]; [`with_policy`](Self::with_policy) takes another.
     ///
     /// # Errors
     /// [`ConfigError`]: a block size of zero or beyond 2^20, no block left for sequences, more than 2^29 blocks or 2^32 - 1
     /// slots, or bookkeeping that does not fit into memory.
     pub fn new(config: CacheConfig) -> Result<Self, ConfigError> {
-        Self::with_policy(config, Adaptive::new())
+        Self::with_policy(config, Lru::new())
     }
 }
 

@@ -275,6 +275,8 @@ errors! {
             /// The handle.
             seq: SeqId,
         } => "{seq:?} is not a living sequence",
+        /// The pin was let go of, or was never one of this cache.
+        UnknownPin => "this pin holds nothing any more",
         /// The sequence has an open step.
         Busy {
             /// The handle.

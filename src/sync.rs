@@ -11,7 +11,7 @@ use lock_api::{Mutex, MutexGuard, RawMutex};
 
 use crate::cache::{KvCache, Release};
 use crate::error::CreateError;
-use crate::evict::{Adaptive, Evict};
+use crate::evict::{Evict, Lru};
 use crate::id::{SeqId, TokenId};
 use crate::prefix::{Query, Scope};
 
@@ -33,7 +33,7 @@ use crate::prefix::{Query, Scope};
 /// assert_eq!(cache.lock().stats().sequences, 0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct SharedKvCache<R = parking_lot::RawMutex, E = Adaptive> {
+pub struct SharedKvCache<R = parking_lot::RawMutex, E = Lru> {
     cache: Arc<Mutex<R, KvCache<E>>>,
 }
 
@@ -83,7 +83,7 @@ impl<R: RawMutex, E> fmt::Debug for SharedKvCache<R, E> {
 /// The owner of a sequence of a shared cache. Dropping it takes the lock and frees the sequence: do not drop it while
 /// this thread holds the guard.
 #[must_use = "dropping the owner frees the sequence"]
-pub struct OwnedSequence<R: RawMutex = parking_lot::RawMutex, E: Evict = Adaptive> {
+pub struct OwnedSequence<R: RawMutex = parking_lot::RawMutex, E: Evict = Lru> {
     cache: SharedKvCache<R, E>,
     seq: SeqId,
     cached_tokens: u32,

@@ -165,7 +165,18 @@ fn per_block<E: Evict>(most: f64, policy: impl Fn() -> E) {
             }
         });
         assert_eq!(cache.stats().cached, blocks);
-        info.bytes_current + filled.bytes_current
+        // And full again of other content, so that every block was evicted.
+        let again = allocation_counter::measure(|| {
+            for from in (0..blocks * BLOCK_SIZE).step_by(4_096) {
+                let prompt: Vec<u32> = (from..from + 4_096).map(|token| token + (1 << 30)).collect();
+                let seq = cache.create(&Scope::default(), &prompt, Query::default()).expect("room").seq;
+                let id = cache.plan(&[Row::ids(seq, &prompt)], &mut step).expect("room");
+                cache.commit_all(id).expect("open");
+                cache.free(seq, Release::Cache).expect("alive");
+            }
+        });
+        assert!(cache.stats().evictions >= u64::from(blocks));
+        info.bytes_current + filled.bytes_current + again.bytes_current
     };
     // What does not grow with the pool, buffers of plans among it, falls out of the difference.
     let per_block = (bytes(32_768) - bytes(16_384)) as f64 / 16_384.0;

@@ -48,13 +48,13 @@ impl<E: Evict> KvCache<E> {
     /// Lets go of what a pin holds.
     ///
     /// # Errors
-    /// [`SequenceError::Unknown`] for a pin that is gone.
+    /// [`SequenceError::UnknownPin`] for a pin that is gone.
     ///
     /// # Complexity
     /// O(blocks).
     pub fn unpin(&mut self, pin: PinId) -> Result<(), SequenceError> {
         let Some(mut sequence) = self.pins.remove(pin.0) else {
-            return Err(SequenceError::Unknown { seq: pin.0 });
+            return Err(SequenceError::UnknownPin);
         };
         super::commit::shrink(&mut self.blocks, &mut sequence, 0, 0);
         self.blocks.index.scopes.release(sequence.scope);

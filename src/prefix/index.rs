@@ -117,6 +117,10 @@ impl SharedExtras {
     }
 }
 
+/// Nodes beyond one for each block: a plan makes those of the blocks that it fills before those of the blocks that it
+/// evicts go. As many as a step of 65,536 tokens fills blocks of 16.
+const SPARE_NODES: u32 = 4_096;
+
 /// How a [`promise`](PrefixIndex::promise) changed the index, so that it can be undone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Promise {
@@ -163,10 +167,11 @@ impl PrefixIndex {
         states.try_reserve_exact(ix(num_blocks)).map_err(|_| no_memory)?;
         states.resize(ix(num_blocks), ALONE);
         // A node for each block is what a full cache has; more come only while a plan is being made.
-        nodes.try_reserve_exact(ix(num_blocks)).map_err(|_| no_memory)?;
-        let slots = ix(num_blocks).checked_mul(ix(block_size)).ok_or(no_memory)?;
+        let most = num_blocks.saturating_add(num_blocks.min(SPARE_NODES));
+        nodes.try_reserve_exact(ix(most)).map_err(|_| no_memory)?;
+        let slots = ix(most).checked_mul(ix(block_size)).ok_or(no_memory)?;
         tokens.try_reserve_exact(slots).map_err(|_| no_memory)?;
-        forks.reserve(num_blocks)?;
+        forks.reserve(most).map_err(|_| no_memory)?;
         Ok(Self {
             scopes: Scopes::new(hash_seed),
             block_size: ix(block_size),
@@ -296,6 +301,13 @@ impl PrefixIndex {
                 id
             }
             None => {
+                if self.nodes.len() == self.nodes.capacity() {
+                    // A plan of more blocks than there are nodes to spare: growth by doubling would keep far too much.
+                    let more = ix(SPARE_NODES).min(self.states.len()).max(self.nodes.len() / 8);
+                    self.nodes.reserve_exact(more);
+                    self.tokens.reserve_exact(more * self.block_size);
+                    self.forks.reserve_more(more);
+                }
                 self.tokens.extend_from_slice(tokens);
                 self.nodes.push(node);
                 len32(self.nodes.len() - 1)
@@ -355,13 +367,12 @@ impl PrefixIndex {
         }
     }
 
-    /// Nodes for which memory is kept: a plan that succeeds brings no more than there are blocks, before those that it
-    /// evicts lose theirs.
+    /// Nodes for which memory is kept: one for each block, and some to spare.
     fn most_nodes(&self) -> usize {
-        2 * self.states.len()
+        self.states.len() + self.states.len().min(ix(SPARE_NODES))
     }
 
-    /// Gives up the place of a vacant node, if it is the last one and there are more than a plan that succeeds makes.
+    /// Gives up the place of a vacant node, if it is the last one and there are more than memory is kept for.
     fn drop_last(&mut self, id: u32) {
         if ix(id) + 1 == self.nodes.len() && ix(id) >= self.most_nodes() {
             self.vacant = self.nodes[ix(id)].top;

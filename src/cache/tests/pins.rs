@@ -44,7 +44,7 @@ fn a_pin_is_let_go_once() {
     assert_eq!(cache.refs(BlockId::new(0)), 3);
     cache.unpin(a).unwrap();
     let before = cache.snapshot();
-    assert!(matches!(cache.unpin(a), Err(SequenceError::Unknown { .. })));
+    assert!(matches!(cache.unpin(a), Err(SequenceError::UnknownPin)));
     assert_eq!((cache.snapshot(), cache.refs(BlockId::new(0))), (before, 2));
     // Also once its place is taken by another.
     let c = pin(&mut cache, &tokens(0..4)).pin;

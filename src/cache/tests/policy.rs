@@ -4,7 +4,6 @@ use alloc::string::String;
 
 use super::*;
 use crate::evict::Content;
-use crate::evict::Lru;
 use crate::id::BlockId;
 use crate::list::Links;
 use crate::prefix::{RangeRetention, Retention};

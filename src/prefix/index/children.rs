@@ -103,6 +103,11 @@ impl Forks {
         }
     }
 
+    /// Room for more.
+    pub(super) fn reserve_more(&mut self, nodes: usize) {
+        self.0.reserve_exact(nodes);
+    }
+
     /// Forgets the places from `id` on, which are not in use.
     pub(super) fn truncate(&mut self, id: u32) {
         self.0.truncate(ix(id));
