@@ -11,6 +11,7 @@ use crate::evict::{Content, Evict};
 use crate::id::{BlockId, BlockSize, TokenId, ix, len32};
 use crate::prefix::Query;
 use crate::prefix::index::{Key, OnIdle, Parent, PrefixIndex};
+use crate::sequence::Sequence;
 
 /// Blocks with their content's names.
 #[derive(Clone, Debug)]
@@ -45,6 +46,13 @@ pub(super) struct Walk<'a> {
     /// The position that no hit may go beyond.
     pub(super) limit: u32,
     pub(super) query: Query<'a>,
+}
+
+impl Walk<'_> {
+    /// The position that no hit may go beyond, the query's wish included.
+    fn end(&self) -> u32 {
+        self.query.max_hit.map_or(self.limit, |most| most.min(self.limit))
+    }
 }
 
 /// A block that agrees with what follows a walk's whole blocks.
@@ -98,7 +106,7 @@ impl<E: Evict> Blocks<E> {
             node = self.node_of(victim)?;
             if self.index.has_children(node) && self.index.is_only(node, victim) && !self.index.is_promised(node) {
                 // What is withheld below will not be found any more.
-                self.clear_below(node);
+                self.clear_below(Parent::Node(node));
             }
         }
         let block = self.pool.evict(victim);
@@ -182,10 +190,21 @@ impl<E: Evict> Blocks<E> {
         count
     }
 
-    /// Takes the names off all that hangs below a node.
-    fn clear_below(&mut self, node: u32) {
-        while let Some(child) = self.index.first_child(node) {
-            self.clear(child);
+    /// Takes the names off all that follows a parent; returns how many there were.
+    pub(super) fn clear_below(&mut self, parent: Parent) -> u32 {
+        let mut count = 0;
+        while let Some(child) = self.index.first_child(parent) {
+            count += self.clear(child);
+        }
+        count
+    }
+
+    /// Tells the policy how a sequence wants a block of its table kept, if it said so. What nobody can find is not kept.
+    pub(super) fn retain(&mut self, seq: &Sequence, index: u32) {
+        let Some(retention) = seq.retention_of(index, self.block_size) else { return };
+        let block = seq.table.get(index).map(BlockRef::id);
+        if let Some(block) = block.filter(|&block| self.node_of(block).is_some()) {
+            self.pool.policy_mut().retain(block, retention);
         }
     }
 
@@ -209,7 +228,7 @@ impl<E: Evict> Blocks<E> {
     fn release_name(&mut self, node: u32, block: BlockId) {
         if !self.index.is_computed(block) && self.index.is_only(node, block) {
             // Content may be computed before what it builds on, and that be given up.
-            self.clear_below(node);
+            self.clear_below(Parent::Node(node));
         }
         let Self { pool, index, .. } = self;
         let mut links = core::mem::take(&mut pool.links);
@@ -245,8 +264,7 @@ impl<E: Evict> Blocks<E> {
             return 0;
         }
         let size = self.block_size;
-        let limit = walk.query.max_hit.map_or(walk.limit, |most| most.min(walk.limit));
-        let most = limit.saturating_sub(walk.start) / size;
+        let most = walk.end().saturating_sub(walk.start) / size;
         let (mut parent, mut found, mut accepted) = (walk.parent, 0, 0);
         for tokens in walk.tokens.chunks_exact(ix(size)).take(ix(most)) {
             let range: Range<u32> = walk.start + found * size..walk.start + (found + 1) * size;
@@ -274,8 +292,7 @@ impl<E: Evict> Blocks<E> {
         if walk.query.private {
             return None;
         }
-        let limit = walk.query.max_hit.map_or(walk.limit, |most| most.min(walk.limit));
-        let most = limit.checked_sub(walk.start).filter(|&most| most > 0)?.min(self.block_size);
+        let most = walk.end().checked_sub(walk.start).filter(|&most| most > 0)?.min(self.block_size);
         let range = walk.start..walk.start + self.block_size.min(len32(walk.tokens.len()));
         let tokens = walk.tokens.get(..ix(range.end - range.start))?;
         let key = Key { tokens, extras: walk.query.overlapping(range) };

@@ -201,12 +201,7 @@ impl<E: Evict> KvCache<E> {
         }
         name_blocks(blocks, seq, row.start / block_size, end / block_size);
         for index in row.start / block_size..end / block_size {
-            let retention = seq.retention_of(index, block_size);
-            // What nobody can find is not kept.
-            let block = seq.table.get(index).map(BlockRef::id).filter(|&block| blocks.node_of(block).is_some());
-            if let Some((retention, block)) = retention.zip(block) {
-                blocks.pool.policy_mut().retain(block, retention);
-            }
+            blocks.retain(seq, index);
         }
         seq.set_committed(end, block_size);
         if seq.open_rows == 0 {

@@ -1,7 +1,5 @@
 //! New sequences: what of a prompt is there already, whether the rest fits, and claims on what it will need.
 
-use crate::evict::Evict;
-
 use smallvec::SmallVec;
 
 use super::KvCache;
@@ -9,6 +7,7 @@ use super::blocks::{Blocks, Part, Walk};
 use super::commit::shrink;
 use crate::block::BlockAllocator;
 use crate::error::{CreateError, SequenceError, Shortfall};
+use crate::evict::Evict;
 use crate::id::{SeqId, TokenId, ix, len32};
 use crate::prefix::index::Parent;
 use crate::prefix::{Query, Scope};
@@ -68,6 +67,7 @@ impl<E: Evict> KvCache<E> {
     /// O(tokens found).
     pub fn peek(&self, scope: &Scope, tokens: &[TokenId], query: Query<'_>) -> Result<Prefix, CreateError> {
         self.check_prompt(tokens, &query)?;
+        let Some(scope) = self.blocks.index.scopes.find(scope) else { return Ok(Prefix::default()) };
         let mut nodes = Nodes::new();
         let found = self.find(scope, tokens, query, &mut nodes);
         let blocks = nodes.iter().filter_map(|&node| self.blocks.index.entry(node));
@@ -102,8 +102,9 @@ impl<E: Evict> KvCache<E> {
         }
         self.begin_request();
         let mut nodes = core::mem::take(&mut self.nodes);
+        let scope = self.blocks.index.scopes.acquire(scope);
         let found = self.find(scope, tokens, query, &mut nodes);
-        let mut sequence = self.new_sequence(scope, query);
+        let mut sequence = self.seqs.fresh(scope, query.to_owned());
         self.adopt(&nodes, found.part, &mut sequence);
         nodes.clear();
         self.nodes = nodes;
@@ -142,12 +143,7 @@ impl<E: Evict> KvCache<E> {
             cached_tokens = end * block_size;
         }
         if sequence.query.is_some() {
-            for index in 0..sequence.table.len() {
-                let retention = sequence.retention_of(index, block_size);
-                if let Some((retention, block)) = retention.zip(sequence.table.get(index)) {
-                    self.blocks.pool.policy_mut().retain(block.id(), retention);
-                }
-            }
+            (0..sequence.table.len()).for_each(|index| self.blocks.retain(sequence, index));
         }
         (sequence.planned, sequence.committed) = (cached_tokens, cached_tokens);
         sequence.found = sequence.table.len();
@@ -161,13 +157,9 @@ impl<E: Evict> KvCache<E> {
         if !self.seqs.has_room(1) {
             return Err(CreateError::TooManySequences);
         }
-        let sequence = self.new_sequence(scope, Query::default());
-        Ok(self.seqs.insert(sequence))
-    }
-
-    pub(super) fn new_sequence(&mut self, scope: &Scope, query: Query<'_>) -> Sequence {
         let scope = self.blocks.index.scopes.acquire(scope);
-        self.seqs.fresh(scope, query.to_owned())
+        let sequence = self.seqs.fresh(scope, None);
+        Ok(self.seqs.insert(sequence))
     }
 
     /// Whether a prompt and `extra` tokens behind it (a first block of the answer, say) would find room: whether
@@ -198,11 +190,15 @@ impl<E: Evict> KvCache<E> {
             return Ok(Fit::Never);
         }
         let (mut nodes, mut created) = (Nodes::new(), Nodes::new());
-        let limit = len32(tokens.len()).saturating_sub(1);
-        let hits = self.walk_blocks(scope, tokens, query, limit, |_| true, &mut nodes).map_or(0, |walk| walk.1);
-        self.find(scope, tokens, query, &mut created);
-        // The creation may go further, where it ends within a block, and the plan, where open steps compute what it finds.
-        nodes.truncate(hits.max(created.len()));
+        if let Some(scope) = self.blocks.index.scopes.find(scope) {
+            let limit = len32(tokens.len()).saturating_sub(1);
+            let there = |node| self.blocks.index.entry(node).is_some();
+            let (_, hits) = self.walk_blocks(scope, tokens, query, limit, there, &mut nodes);
+            self.find(scope, tokens, query, &mut created);
+            // The creation may go further, where it ends within a block, and the plan, where open steps compute what it
+            // finds.
+            nodes.truncate(hits.max(created.len()));
+        }
         let found = nodes.iter().filter_map(|&node| self.blocks.index.entry(node));
         let held: u32 = found.map(|block| u32::from(!self.blocks.pool.is_idle(block))).sum();
         match self.room(u64::from(blocks - held), 0, 0) {
@@ -254,13 +250,11 @@ impl<E: Evict> KvCache<E> {
     }
 
     /// Finds what `create` would: the nodes of leading whole blocks, and a part of one block behind them.
-    fn find(&self, scope: &Scope, tokens: &[TokenId], query: Query<'_>, nodes: &mut Nodes) -> Found {
+    fn find(&self, scope: u32, tokens: &[TokenId], query: Query<'_>, nodes: &mut Nodes) -> Found {
         // At least one token is left to compute.
         let limit = len32(tokens.len()).saturating_sub(1);
         let computed = |node| self.blocks.index.computed_entry(node).is_some();
-        let Some((walk, hits)) = self.walk_blocks(scope, tokens, query, limit, computed, nodes) else {
-            return Found { part: None, tokens: 0 };
-        };
+        let (walk, hits) = self.walk_blocks(scope, tokens, query, limit, computed, nodes);
         // Where no hit may end at the border of the last block that is there, one may behind it, or within it.
         for len in (hits..=nodes.len()).rev() {
             let start = len32(len) * self.config.block_size;
@@ -275,35 +269,19 @@ impl<E: Evict> KvCache<E> {
         Found { part: None, tokens: len32(hits) * self.config.block_size }
     }
 
-    /// Finds the nodes of a prompt's leading whole blocks that `visible` accepts, as far as a hit may end behind them.
-    pub(super) fn find_blocks(
+    /// Finds the nodes of a prompt's leading whole blocks that `visible` accepts; returns how many make the longest hit that
+    /// ends where one may.
+    pub(super) fn walk_blocks<'a>(
         &self,
-        scope: &Scope,
-        tokens: &[TokenId],
-        query: Query<'_>,
-        limit: u32,
-        visible: impl Fn(u32) -> bool,
-        nodes: &mut Nodes,
-    ) {
-        if let Some((_, hits)) = self.walk_blocks(scope, tokens, query, limit, visible, nodes) {
-            nodes.truncate(hits);
-        }
-    }
-
-    /// The same with those where no hit may end; returns how many come before these. `None` for a scope that is not in
-    /// use.
-    fn walk_blocks<'a>(
-        &self,
-        scope: &Scope,
+        scope: u32,
         tokens: &'a [TokenId],
         query: Query<'a>,
         limit: u32,
         visible: impl Fn(u32) -> bool,
         nodes: &mut Nodes,
-    ) -> Option<(Walk<'a>, usize)> {
-        let parent = Parent::Scope(self.blocks.index.scopes.find(scope)?);
-        let walk = Walk { parent, tokens, start: 0, limit, query };
-        let hits = self.blocks.walk(&walk, nodes, |node| self.blocks.index.entry(node).is_some() && visible(node));
-        Some((walk, hits))
+    ) -> (Walk<'a>, usize) {
+        let walk = Walk { parent: Parent::Scope(scope), tokens, start: 0, limit, query };
+        let hits = self.blocks.walk(&walk, nodes, visible);
+        (walk, hits)
     }
 }

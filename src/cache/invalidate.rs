@@ -63,7 +63,7 @@ impl<E: Evict> KvCache<E> {
         let events = identities.and_then(|identities| identities.events.take());
         let mut count = 0;
         for scope in 0..crate::id::len32(self.blocks.index.scopes.len()) {
-            count += self.clear_scope(scope);
+            count += self.blocks.clear_below(Parent::Scope(scope));
         }
         for (_, sequence) in self.seqs.iter_mut() {
             #[cfg(test)]
@@ -85,15 +85,7 @@ impl<E: Evict> KvCache<E> {
             // Their open tails hold tokens that were computed before.
             sequence.lose_names_from(0);
         }
-        self.clear_scope(scope)
-    }
-
-    fn clear_scope(&mut self, scope: u32) -> u32 {
-        let mut count = 0;
-        while let Some(node) = self.blocks.index.first_under(scope) {
-            count += self.blocks.clear(node);
-        }
-        count
+        self.blocks.clear_below(Parent::Scope(scope))
     }
 
     fn invalidate_node(&mut self, node: u32) -> u32 {

@@ -36,11 +36,12 @@ impl<E: Evict> KvCache<E> {
         if !self.pins.has_room(1) {
             return Err(CreateError::TooManySequences);
         }
+        let scope = self.blocks.index.scopes.acquire(scope);
         let mut nodes = Nodes::new();
         let computed = |node| self.blocks.index.computed_entry(node).is_some();
-        self.find_blocks(scope, tokens, query, len32(tokens.len()), computed, &mut nodes);
-        let mut sequence = self.new_sequence(scope, query);
-        self.adopt(&nodes, None, &mut sequence);
+        let (_, hits) = self.walk_blocks(scope, tokens, query, len32(tokens.len()), computed, &mut nodes);
+        let mut sequence = self.seqs.fresh(scope, query.to_owned());
+        self.adopt(&nodes[..hits], None, &mut sequence);
         let tokens = sequence.committed;
         Ok(Pinned { pin: PinId(self.pins.insert(sequence)), tokens })
     }

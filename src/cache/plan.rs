@@ -10,13 +10,12 @@ mod execute;
 
 use smallvec::SmallVec;
 
-use crate::evict::Evict;
-
 use super::blocks::Blocks;
 use super::{Fit, KvCache};
 use crate::block::BlockAllocator;
 use crate::error::{PlanError, Shortfall};
-use crate::id::{BlockId, SeqId, StepId, TokenId, ix, len32};
+use crate::evict::Evict;
+use crate::id::{BlockId, SeqId, StepId, TokenId, len32};
 use crate::prefix::index::Parent;
 use crate::sequence::Sequence;
 use crate::step::Step;
@@ -116,27 +115,21 @@ impl<E: Evict> KvCache<E> {
     fn can_spend(&self, draft: &Draft, shortfall: &mut Shortfall) -> bool {
         let spendable = len32(self.spendable(draft).count());
         shortfall.needed = shortfall.needed.saturating_sub(spendable);
-        self.lacking(draft) <= spendable
+        self.lacking(draft.needed, draft.claims_before, draft.claims_after) <= u64::from(spendable)
     }
 
     /// Ends a draft that can do without some copies, and gives the names of their sources up. Then nothing stands against
     /// drafting the rows again, since a block that a row has found is held and not among these.
     fn spend(&mut self, rows: &[Row<'_>], draft: &mut Draft) {
-        let lacking = self.lacking(draft);
-        let blocks: SmallVec<[BlockId; 8]> = self.spendable(draft).take(ix(lacking)).collect();
+        let lacking = self.lacking(draft.needed, draft.claims_before, draft.claims_after);
+        let lacking = usize::try_from(lacking).unwrap_or(usize::MAX);
+        let blocks: SmallVec<[BlockId; 8]> = self.spendable(draft).take(lacking).collect();
         self.undo(rows, draft);
         draft.clear();
         for block in blocks {
             self.blocks.unpublish(block);
             self.blocks.evictions += 1;
         }
-    }
-
-    /// Blocks that a draft wants beyond what is available.
-    fn lacking(&self, draft: &Draft) -> u32 {
-        let others = u64::from(self.reserved) - draft.claims_before;
-        let wanted = draft.needed + others + draft.claims_after;
-        u32::try_from(wanted.saturating_sub(self.blocks.pool.available().into())).unwrap_or(u32::MAX)
     }
 
     /// Whether [`plan`](Self::plan) of these rows would succeed now, or later, or never: its own first half decides,
@@ -163,18 +156,23 @@ impl<E: Evict> KvCache<E> {
         }
     }
 
-    /// Whether so many blocks can be taken while the claims of others are kept: the one function that admission and
-    /// allocation share. `claims_before` and `claims_after` are the claims of those who ask.
-    pub(super) fn room(&self, needed: u64, claims_before: u64, claims_after: u64) -> Result<(), Shortfall> {
-        let available = self.blocks.pool.available();
+    /// Blocks that there are too few, so that so many can be taken while the claims of others are kept: the one function
+    /// that admission and allocation share. `claims_before` and `claims_after` are the claims of those who ask.
+    fn lacking(&self, needed: u64, claims_before: u64, claims_after: u64) -> u64 {
         let others = u64::from(self.reserved) - claims_before;
-        if needed + others + claims_after <= u64::from(available) {
+        (needed + others + claims_after).saturating_sub(self.blocks.pool.available().into())
+    }
+
+    /// Whether [nothing lacks](Self::lacking), or the numbers.
+    pub(super) fn room(&self, needed: u64, claims_before: u64, claims_after: u64) -> Result<(), Shortfall> {
+        if self.lacking(needed, claims_before, claims_after) == 0 {
             return Ok(());
         }
+        let claims = u64::from(self.reserved) - claims_before + claims_after;
         let narrow = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
         Err(Shortfall {
             needed: narrow(needed),
-            free: narrow(u64::from(available).saturating_sub(others + claims_after)),
+            free: narrow(u64::from(self.blocks.pool.available()).saturating_sub(claims)),
             pending: self.blocks.pool.pending(),
             group: Self::GROUP,
         })

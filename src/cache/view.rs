@@ -1,9 +1,8 @@
 //! Metadata for positions that exist: a step without appending.
 
-use crate::evict::Evict;
-
 use super::KvCache;
 use crate::error::ViewError;
+use crate::evict::Evict;
 use crate::id::SeqId;
 use crate::step::Step;
 

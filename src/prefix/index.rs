@@ -119,7 +119,12 @@ impl SharedExtras {
 
 /// Nodes beyond one for each block: a plan makes those of the blocks that it fills before those of the blocks that it
 /// evicts go. As many as a step of 65,536 tokens fills blocks of 16.
-const SPARE_NODES: u32 = 4_096;
+const SPARE_NODES: usize = 4_096;
+
+/// Nodes for which memory is kept: one for each block, and some to spare.
+fn most_nodes(num_blocks: usize) -> usize {
+    num_blocks.saturating_add(num_blocks.min(SPARE_NODES))
+}
 
 /// How a [`promise`](PrefixIndex::promise) changed the index, so that it can be undone.
 #[derive(Clone, Copy, Debug)]
@@ -167,11 +172,11 @@ impl PrefixIndex {
         states.try_reserve_exact(ix(num_blocks)).map_err(|_| no_memory)?;
         states.resize(ix(num_blocks), ALONE);
         // A node for each block is what a full cache has; more come only while a plan is being made.
-        let most = num_blocks.saturating_add(num_blocks.min(SPARE_NODES));
-        nodes.try_reserve_exact(ix(most)).map_err(|_| no_memory)?;
-        let slots = ix(most).checked_mul(ix(block_size)).ok_or(no_memory)?;
+        let most = most_nodes(ix(num_blocks));
+        nodes.try_reserve_exact(most).map_err(|_| no_memory)?;
+        let slots = most.checked_mul(ix(block_size)).ok_or(no_memory)?;
         tokens.try_reserve_exact(slots).map_err(|_| no_memory)?;
-        forks.reserve(most).map_err(|_| no_memory)?;
+        forks.reserve(most).ok_or(no_memory)?;
         Ok(Self {
             scopes: Scopes::new(hash_seed),
             block_size: ix(block_size),
@@ -303,7 +308,7 @@ impl PrefixIndex {
             None => {
                 if self.nodes.len() == self.nodes.capacity() {
                     // A plan of more blocks than there are nodes to spare: growth by doubling would keep far too much.
-                    let more = ix(SPARE_NODES).min(self.states.len()).max(self.nodes.len() / 8);
+                    let more = SPARE_NODES.min(self.states.len()).max(self.nodes.len() / 8);
                     self.nodes.reserve_exact(more);
                     self.tokens.reserve_exact(more * self.block_size);
                     self.forks.reserve_more(more);
@@ -367,14 +372,9 @@ impl PrefixIndex {
         }
     }
 
-    /// Nodes for which memory is kept: one for each block, and some to spare.
-    fn most_nodes(&self) -> usize {
-        self.states.len() + self.states.len().min(ix(SPARE_NODES))
-    }
-
     /// Gives up the place of a vacant node, if it is the last one and there are more than memory is kept for.
     fn drop_last(&mut self, id: u32) {
-        if ix(id) + 1 == self.nodes.len() && ix(id) >= self.most_nodes() {
+        if ix(id) + 1 == self.nodes.len() && ix(id) >= most_nodes(self.states.len()) {
             self.vacant = self.nodes[ix(id)].top;
             self.nodes.pop();
             self.tokens.truncate(ix(id) * self.block_size);
@@ -384,7 +384,7 @@ impl PrefixIndex {
 
     /// Gives memory back that a plan took which asked for much more than there is.
     pub(crate) fn trim(&mut self) {
-        let most = self.most_nodes();
+        let most = most_nodes(self.states.len());
         if self.nodes.capacity() > most {
             self.nodes.shrink_to(most);
             self.tokens.shrink_to(most * self.block_size);

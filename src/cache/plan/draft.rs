@@ -173,8 +173,8 @@ impl<E: Evict> KvCache<E> {
         Ok(())
     }
 
-    /// Rows that are about to copy a block which nobody else holds, and which they could write themselves if its content
-    /// were given up: the sequences' indices in their tables. Only while the draft stands.
+    /// Blocks that rows are about to copy although nobody else holds them: the rows could write them themselves if their
+    /// content were given up. Only while the draft stands.
     pub(super) fn spendable<'a>(&'a self, draft: &'a Draft) -> impl Iterator<Item = BlockId> + 'a {
         let source = |row: &DraftRow| {
             let (index, _) = row.cow.filter(|_| row.copies())?;

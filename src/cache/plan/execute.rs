@@ -2,14 +2,13 @@
 
 use alloc::vec::Vec;
 
-use crate::evict::Evict;
-
 use super::draft::{Draft, DraftRow};
 use super::{Row, RowTokens};
 use crate::block::BlockRef;
 use crate::cache::KvCache;
 use crate::cache::blocks::Blocks;
 use crate::cache::commit::OpenRow;
+use crate::evict::Evict;
 use crate::id::{BlockId, SeqId, StepId, ix};
 use crate::step::{BlockCopy, GroupStep, RowTable, Step, StepRow};
 
@@ -123,9 +122,7 @@ impl<E: Evict> KvCache<E> {
                 seq.found = at + 1;
             }
             blocks.pool.policy_mut().reused(block);
-            if let Some(retention) = seq.retention_of(at, block_size) {
-                blocks.pool.policy_mut().retain(block, retention);
-            }
+            blocks.retain(seq, at);
         }
         if let Some((index, _)) = drafted.cow.filter(|_| drafted.copies()) {
             seq.found = seq.found.min(index);

@@ -14,7 +14,6 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
-use crate::error::ConfigError;
 use crate::id::{TokenId, ix, len32};
 use crate::list::NIL;
 use crate::prefix::Extra;
@@ -90,9 +89,9 @@ struct Fork {
 pub(super) struct Forks(Vec<Fork>);
 
 impl Forks {
-    /// Room for as many nodes.
-    pub(super) fn reserve(&mut self, nodes: u32) -> Result<(), ConfigError> {
-        self.0.try_reserve_exact(ix(nodes)).map_err(|_| ConfigError::OutOfMemory { num_blocks: nodes })
+    /// Room for so many nodes; `None` where memory does not suffice.
+    pub(super) fn reserve(&mut self, nodes: usize) -> Option<()> {
+        self.0.try_reserve_exact(nodes).ok()
     }
 
     /// Makes room for the fork that node `id` may bring.

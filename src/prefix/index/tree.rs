@@ -69,10 +69,8 @@ impl PrefixIndex {
     pub(crate) fn clear(&mut self, node: u32, links: &mut Links, blocks: &mut Vec<BlockId>) {
         let mut at = node;
         loop {
-            let mut child = self.forks.first(self.nodes[ix(at)].top);
-            while child != NIL {
+            while let Some(child) = self.first_child(Parent::Node(at)) {
                 at = child;
-                child = self.forks.first(self.nodes[ix(at)].top);
             }
             while let Some(block) = self.entry(at) {
                 self.unlink(at, block, links);
@@ -86,15 +84,9 @@ impl PrefixIndex {
         }
     }
 
-    /// The first child of a node.
-    pub(crate) fn first_child(&self, node: u32) -> Option<u32> {
-        let first = self.forks.first(self.nodes[ix(node)].top);
-        (first != NIL).then_some(first)
-    }
-
-    /// The first node under a scope.
-    pub(crate) fn first_under(&self, scope: u32) -> Option<u32> {
-        let first = self.forks.first(self.scopes.top(scope));
+    /// The first node that follows a parent.
+    pub(crate) fn first_child(&self, parent: Parent) -> Option<u32> {
+        let first = self.forks.first(self.top(parent));
         (first != NIL).then_some(first)
     }
 
