@@ -21,6 +21,7 @@ mod fork;
 mod handles;
 mod invalidate;
 mod pin;
+mod plain;
 mod plan;
 mod view;
 
@@ -97,9 +98,9 @@ impl CacheConfig {
         Self { withhold, ..self }
     }
 
-    /// The fence to release a sequence's blocks behind, where `last_step` is the newest step that named it.
-    fn fence(&self, last_step: u64) -> u64 {
-        if self.withhold { last_step } else { 0 }
+    /// The fence to release the blocks behind of a sequence that `step` is the newest to name.
+    fn fence(&self, step: u64) -> u64 {
+        if self.withhold { step } else { 0 }
     }
 
     /// With or without books on the ages of blocks.

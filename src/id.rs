@@ -79,6 +79,12 @@ impl BlockSize {
         Self { tokens, shift: if tokens.is_power_of_two() { tokens.trailing_zeros() } else { 32 } }
     }
 
+    /// Tokens of a block.
+    #[inline]
+    pub(crate) const fn tokens(self) -> u32 {
+        self.tokens
+    }
+
     /// The block that a position lies in, and its offset there.
     #[inline]
     pub(crate) const fn split(self, position: u32) -> (u32, u32) {
@@ -86,6 +92,25 @@ impl BlockSize {
             Some(index) => (index, position & (self.tokens - 1)),
             None => (position / self.tokens, position % self.tokens),
         }
+    }
+
+    /// The block that a position lies in.
+    #[inline]
+    pub(crate) const fn index(self, position: u32) -> u32 {
+        self.split(position).0
+    }
+
+    /// The offset of a position in its block.
+    #[inline]
+    pub(crate) const fn offset(self, position: u32) -> u32 {
+        self.split(position).1
+    }
+
+    /// Blocks that so many tokens take.
+    #[inline]
+    pub(crate) const fn blocks_of(self, tokens: u32) -> u32 {
+        let (full, rest) = self.split(tokens);
+        if rest > 0 { full + 1 } else { full }
     }
 }
 
@@ -129,6 +154,14 @@ impl Slot {
             Some(offset) => offset,
             None => 0,
         }
+    }
+}
+
+impl Slot {
+    /// The slot behind this one.
+    #[inline]
+    pub(crate) const fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
     }
 }
 

@@ -23,6 +23,8 @@ pub(crate) enum Bug {
     TwinAnnounced,
     /// A block is evicted before what builds on it, if the policy says so.
     ParentFirst,
+    /// A plan that fails leaves the plain appends behind that it had planned.
+    AppendsNotTakenBack,
 }
 
 std::thread_local! {

@@ -11,27 +11,33 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use crate::block::BlockRef;
-use crate::id::{TokenId, ix};
+use crate::id::{BlockSize, Slot, TokenId, ix};
 use crate::prefix::index::SharedExtras;
 use crate::prefix::{OwnedQuery, Query, Retention};
 use crate::table::BlockTable;
 
 /// What the cache knows of one sequence. Read it through [`KvCache::sequence`](crate::KvCache::sequence).
+// In this order, so that what a plain append touches lies together: 56 bytes, and with the generation of its handle a cache
+// line.
 #[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
+#[repr(C)]
 pub struct Sequence {
-    pub(crate) table: BlockTable,
-    pub(crate) committed: u32,
-    pub(crate) planned: u32,
-    /// Tokens behind `planned` that the newest plan asked blocks for.
-    pub(crate) lookahead: u32,
     /// Tokens from [`tail_start`](Self::tail_start) to `planned`; placeholders where a row was planned by count.
     pub(crate) tail: Vec<TokenId>,
+    /// The newest plan that has looked at this sequence.
+    pub(crate) mark: u64,
+    pub(crate) planned: u32,
+    pub(crate) committed: u32,
+    pub(crate) open_rows: u32,
+    pub(crate) plain: Plain,
+    pub(crate) table: BlockTable,
+    /// Tokens behind `planned` that the newest plan asked blocks for.
+    pub(crate) lookahead: u32,
     /// Position from which on tokens will never be known, so that no block from there on has an identity.
     pub(crate) anonymous_from: u32,
     /// Leading blocks of the table that others computed and this sequence found.
     pub(crate) found: u32,
-    pub(crate) open_rows: u32,
     /// Open rows whose tokens are not known yet.
     pub(crate) unknown_rows: u32,
     /// The committed tail that an open copy-on-write replaced, and its index in the table.
@@ -39,10 +45,8 @@ pub struct Sequence {
     pub(crate) claim: Claim,
     pub(crate) scope: u32,
     pub(crate) query: Option<Box<OwnedQuery>>,
-    /// The newest step that named this sequence, or 0.
-    pub(crate) last_step: u64,
-    /// The newest plan that has looked at this sequence.
-    pub(crate) mark: u64,
+    /// The step to release its blocks behind: the newest one that named it, or 0 where blocks are not withheld.
+    pub(crate) fence: u64,
 }
 
 /// Tokens that a tail's buffer may keep room for; 16 KiB.
@@ -55,6 +59,27 @@ pub(crate) struct Claim {
     pub(crate) target: u32,
     /// Blocks still to come, at most what the table lacks of the target.
     pub(crate) blocks: u32,
+}
+
+/// The *plain appends* that a sequence is ready for: rows of one certain token that fill no block, in a table that ends
+/// there. Most rows are. All that a plan or a commit would find out about one stands here: whoever may change any of it takes
+/// this away first, and the commit of a row that is no plain append brings it back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Plain {
+    /// How many of them.
+    pub(crate) rows: u32,
+    /// Where the next one is written, or [`NO_SLOT`](Self::NO_SLOT).
+    pub(crate) slot: Slot,
+    /// Length of the table, all of which is as when a step last named the sequence, once the next one is planned.
+    pub(crate) blocks: u32,
+}
+
+impl Plain {
+    /// In a block that is to be taken then. A pool has fewer slots than this number.
+    pub(crate) const NO_SLOT: Slot = Slot::new(u32::MAX);
+
+    /// Ready for none.
+    pub(crate) const NONE: Self = Self { rows: 0, slot: Slot::new(0), blocks: 0 };
 }
 
 impl Sequence {
@@ -80,8 +105,9 @@ impl Sequence {
             claim: Claim::default(),
             scope,
             query,
-            last_step: 0,
+            fence: 0,
             mark: 0,
+            plain: Plain::NONE,
         }
     }
 
@@ -147,24 +173,26 @@ impl Sequence {
 
     /// Position of the first token in `tail`: the start of the block that the committed length ends in.
     #[inline]
-    pub(crate) fn tail_start(&self, block_size: u32) -> u32 {
-        self.committed - self.committed % block_size
+    pub(crate) fn tail_start(&self, size: BlockSize) -> u32 {
+        self.committed - size.offset(self.committed)
     }
 
     /// The tokens of a block that lies within `tail`.
-    pub(crate) fn block_tokens(&self, index: u32, block_size: u32) -> &[TokenId] {
-        let from = ix(index * block_size - self.tail_start(block_size));
-        self.tail.get(from..from + ix(block_size)).unwrap_or(&[])
+    pub(crate) fn block_tokens(&self, index: u32, size: BlockSize) -> &[TokenId] {
+        let from = ix(index * size.tokens() - self.tail_start(size));
+        self.tail.get(from..from + ix(size.tokens())).unwrap_or(&[])
     }
 
     /// Advances the committed length, and forgets the tokens of blocks that are sealed by it.
-    pub(crate) fn set_committed(&mut self, committed: u32, block_size: u32) {
-        let before = self.tail_start(block_size);
+    pub(crate) fn set_committed(&mut self, committed: u32, size: BlockSize) {
+        let before = self.tail_start(size);
         self.committed = committed;
-        let sealed = ix(self.tail_start(block_size) - before);
-        self.tail.drain(..sealed.min(self.tail.len()));
+        let sealed = ix(self.tail_start(size) - before);
+        if sealed > 0 {
+            self.tail.drain(..sealed.min(self.tail.len()));
+        }
         if self.open_rows == 0 {
-            self.shrink_tail(ix(block_size));
+            self.shrink_tail(ix(size.tokens()));
         }
     }
 

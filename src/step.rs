@@ -21,7 +21,7 @@ use alloc::vec::Vec;
 use smallvec::{SmallVec, smallvec};
 
 use crate::error::MalformedStep;
-use crate::id::{BlockId, GroupId, SeqId, Slot, StepId, ix, len32};
+use crate::id::{BlockId, BlockSize, GroupId, SeqId, Slot, StepId, ix, len32};
 
 pub use write::{IndexElem, Padding, TableEdit};
 
@@ -66,6 +66,19 @@ pub(crate) struct RowTable {
     pub(crate) end: u32,
     /// Leading blocks that are as in the last step that named the sequence.
     pub(crate) unchanged: u32,
+}
+
+/// Places for rows and for the blocks of their whole tables, to be written and not pushed. Until then they hold what they
+/// held: in a decode loop nearly all of it is right already, and none is cleared first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Places {
+    pub(crate) rows: usize,
+    pub(crate) blocks: usize,
+}
+
+impl Places {
+    /// None: what comes is pushed.
+    pub(crate) const NONE: Self = Self { rows: 0, blocks: 0 };
 }
 
 /// What one group of layers needs for a step: copies, slots, tables.
@@ -133,13 +146,14 @@ impl GroupStep {
         self.rows.get(row).map_or(0, |table| table.unchanged)
     }
 
-    pub(crate) fn clear(&mut self, block_size: u32, scratch: Option<BlockId>) {
+    /// Empties the tables, but for [`Places`].
+    pub(crate) fn clear(&mut self, block_size: u32, scratch: Option<BlockId>, places: Places) {
         self.block_size = block_size;
         self.scratch = scratch;
         self.copies.clear();
         self.slots.clear();
-        self.rows.clear();
-        self.blocks.clear();
+        self.rows.resize(places.rows, RowTable::default());
+        self.blocks.resize(if self.changes_only { 0 } else { places.blocks }, BlockId::new(0));
     }
 
     /// Appends the table of a row, whose blocks from an index on `table` gives, and its slots: those of the positions
@@ -153,13 +167,13 @@ impl GroupStep {
     ) {
         let row = self.push_blocks(&table, unchanged);
         self.rows.push(row);
-        self.push_slots(table(start / self.block_size), start, len);
+        self.push_slots(table, start, len);
     }
 
-    /// Appends the slots of the positions `start .. start + len`, in `blocks` from the one that `start` lies in.
-    pub(crate) fn push_slots(&mut self, mut blocks: impl Iterator<Item = BlockId>, start: u32, len: u32) {
-        let mut offset = start % self.block_size;
-        let mut left = len;
+    /// Appends the slots of the positions `start .. start + len`, in the blocks that `table` gives from an index on.
+    pub(crate) fn push_slots<I: Iterator<Item = BlockId>>(&mut self, table: impl Fn(u32) -> I, start: u32, len: u32) {
+        let (index, mut offset) = BlockSize::new(self.block_size).split(start);
+        let (mut blocks, mut left) = (table(index), len);
         while left > 0 {
             let Some(block) = blocks.next() else {
                 debug_assert!(false, "the table covers the row");
@@ -248,7 +262,7 @@ impl Step {
             return fault("block size is zero");
         }
         let mut step = Self::new();
-        step.start(None, block_size, None);
+        step.start(None, block_size, None, Places::NONE);
         for (row, index) in rows.iter().zip(0_u32..) {
             if row.len == 0 {
                 return fault("a row is empty");
@@ -307,12 +321,12 @@ impl Step {
         self.groups.get(group.index())
     }
 
-    /// Empties the buffer and gives it an id.
-    pub(crate) fn start(&mut self, id: Option<StepId>, block_size: u32, scratch: Option<BlockId>) {
+    /// Empties the buffer, but for [`Places`], and gives it an id.
+    pub(crate) fn start(&mut self, id: Option<StepId>, block_size: u32, scratch: Option<BlockId>, places: Places) {
         self.id = id;
-        self.rows.clear();
+        self.rows.resize(places.rows, StepRow::BLANK);
         self.groups.truncate(1);
-        self.groups[0].clear(block_size, scratch);
+        self.groups[0].clear(block_size, scratch, places);
     }
 
     /// Appends a row's numbers; `false` where the query tokens of the step overflow `u32`.

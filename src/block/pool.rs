@@ -278,6 +278,14 @@ impl<E: Evict> BlockPool<E> {
         self.fences.get(block.index()).is_some_and(|&fence| fence > self.retired)
     }
 
+    /// Whether a holder is the only one, nobody finds the block, and nobody withholds it: as long as its holder hands it
+    /// to no other, nobody but the holder can change that.
+    #[inline]
+    pub(crate) fn is_own(&self, block: BlockId) -> bool {
+        let record = self.records.get(block.index());
+        record.is_some_and(|record| record.refs() == 1 && record.identity.is_none()) && !self.is_fenced(block)
+    }
+
     /// Whether a holder may write the block from `offset` on: it has no name under which others find it; no other holds
     /// it, but for those that wait for a commit, and these rely on nothing from there on; and no step that a former
     /// holder withholds it for is still to retire.

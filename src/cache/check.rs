@@ -4,7 +4,7 @@ use crate::evict::Evict;
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::KvCache;
+use super::{KvCache, plain};
 use crate::block::BlockAllocator;
 use crate::id::{BlockId, ix};
 
@@ -82,9 +82,12 @@ impl<E: Evict> KvCache<E> {
             if seq.claim.blocks > seq.claim.target.saturating_sub(seq.table.len()) {
                 return Err("a claim is larger than what is lacking".into());
             }
-            let tail = u64::from(seq.planned) - u64::from(seq.tail_start(self.config.block_size));
+            let tail = u64::from(seq.planned) - u64::from(seq.tail_start(self.blocks.size));
             if seq.tail.len() as u64 != tail {
                 return Err("the tail does not hold the tokens behind the sealed blocks".into());
+            }
+            if seq.plain.rows > 0 && seq.plain != plain::ready(&self.blocks, seq) {
+                return Err("a sequence is ready for plain appends that are none".into());
             }
             let wanted = (u64::from(seq.planned) + u64::from(seq.lookahead)).div_ceil(self.config.block_size.into());
             let len = u64::from(seq.table.len());
@@ -133,7 +136,7 @@ impl<E: Evict> KvCache<E> {
             out.push(id.to_u64());
             out.extend([seq.committed, seq.planned, seq.lookahead, seq.anonymous_from].map(u64::from));
             out.extend([seq.open_rows, seq.unknown_rows, seq.claim.target, seq.claim.blocks].map(u64::from));
-            out.extend([seq.last_step, u64::from(seq.table.unchanged())]);
+            out.extend([seq.fence, u64::from(seq.table.unchanged())]);
             out.extend(seq.table.ids().map(|block| u64::from(block.get())));
             out.extend(seq.tail.iter().map(|&token| u64::from(token)));
             out.extend(

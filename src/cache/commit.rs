@@ -2,13 +2,15 @@
 
 use crate::evict::Evict;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use super::KvCache;
 use super::blocks::Blocks;
+use super::plain;
 use super::plan::parent_of;
 use crate::block::BlockRef;
 use crate::error::StepError;
-use crate::id::{BlockId, SeqId, StepId, TokenId, ix};
+use crate::id::{BlockId, SeqId, Slot, StepId, TokenId, ix};
 use crate::sequence::Sequence;
 
 /// What a step did for one row.
@@ -39,15 +41,19 @@ pub(super) struct OpenStep {
 pub(super) struct OpenRow {
     pub(super) seq: SeqId,
     pub(super) start: u32,
+    /// Where a plain append is written.
+    pub(super) slot: Slot,
+    pub(super) table_len: u32,
+    /// Leading table entries that were as in the step before that named the sequence.
+    pub(super) unchanged: u32,
     pub(super) count: u32,
     pub(super) drafts: u32,
+    pub(super) lookahead: u32,
+    /// Whether it is a [plain append](super::plain).
+    pub(super) plain: bool,
     pub(super) by_count: bool,
     /// Whether it replaced the tail by a copy.
     pub(super) cow: bool,
-    pub(super) table_len: u32,
-    pub(super) lookahead: u32,
-    /// Leading table entries that were as in the step before that named the sequence.
-    pub(super) unchanged: u32,
 }
 
 impl OpenStep {
@@ -55,10 +61,9 @@ impl OpenStep {
         StepId::new(self.id)
     }
 
-    /// Empties the buffer for a step.
+    /// Gives the step its id.
     pub(super) fn start(&mut self, id: StepId) {
         self.id = id.get();
-        self.rows.clear();
         self.published.clear();
     }
 }
@@ -68,13 +73,15 @@ impl OpenRow {
     pub(super) const BLANK: Self = Self {
         seq: SeqId::from_u64(0),
         start: 0,
+        slot: Slot::new(0),
+        table_len: 0,
+        unchanged: 0,
         count: 0,
         drafts: 0,
+        lookahead: 0,
+        plain: false,
         by_count: false,
         cow: false,
-        table_len: 0,
-        lookahead: 0,
-        unchanged: 0,
     };
 
     /// How many tokens an outcome accepts, if it may.
@@ -150,30 +157,23 @@ impl<E: Evict> KvCache<E> {
             }
         }
         for (row, outcome) in open.rows.iter().zip(outcomes) {
-            self.commit_row(row, outcome);
+            if row.plain {
+                plain::commit(&mut self.seqs, row);
+            } else {
+                self.commit_row(row, outcome);
+            }
         }
         self.spare.push(open);
         self.deliver();
     }
 
     fn commit_row(&mut self, row: &OpenRow, outcome: Outcome<'_>) {
-        let Self { blocks, seqs, config, reserved, .. } = self;
-        let block_size = config.block_size;
+        let Self { blocks, seqs, reserved, .. } = self;
+        let size = blocks.size;
         let Some(seq) = seqs.get_mut(row.seq) else { return };
-        if row.count == 1 && !row.by_count && !row.cow && (seq.lookahead | row.lookahead) == 0 {
-            let end = row.start + 1;
-            // One certain token that fills no block, in a table that ends there: nothing to name, to give back or to
-            // roll back.
-            let (blocks, open) = blocks.size.split(end);
-            if open != 0 && seq.table.len() == blocks + 1 {
-                seq.open_rows -= 1;
-                seq.committed = end;
-                return;
-            }
-        }
         let accepted = row.accepted(0, &outcome).unwrap_or(row.count);
         let end = row.start + accepted;
-        let tail_start = seq.tail_start(block_size);
+        let tail_start = seq.tail_start(size);
         seq.open_rows -= 1;
         if accepted < row.count {
             seq.planned = end;
@@ -192,23 +192,25 @@ impl<E: Evict> KvCache<E> {
                 _ => {}
             }
         }
-        let fence = config.fence(seq.last_step);
+        let fence = seq.fence;
         if row.cow {
             if let Some((_, block)) = seq.displaced.take() {
                 blocks.pool.end_displaced(block.id());
                 blocks.release(block, fence);
             }
         }
-        name_blocks(blocks, seq, row.start / block_size, end / block_size);
-        for index in row.start / block_size..end / block_size {
+        let filled = size.index(row.start)..size.index(end);
+        name_blocks(blocks, seq, filled.clone());
+        for index in filled {
             blocks.retain(seq, index);
         }
-        seq.set_committed(end, block_size);
+        seq.set_committed(end, size);
         if seq.open_rows == 0 {
-            let target = (seq.planned + seq.lookahead).div_ceil(block_size);
+            let target = size.blocks_of(seq.planned + seq.lookahead);
             let freed = shrink(blocks, seq, target, fence);
             seq.regain_claim(freed, reserved);
         }
+        seq.plain = plain::ready(blocks, seq);
     }
 
     /// Undoes a step and every later one, newest first: lengths, tables and shares of their sequences are as before
@@ -249,17 +251,17 @@ impl<E: Evict> KvCache<E> {
     }
 
     fn abort_row(&mut self, row: &OpenRow) {
-        let Self { blocks, seqs, config, reserved, .. } = self;
-        let block_size = config.block_size;
+        let Self { blocks, seqs, reserved, .. } = self;
+        let size = blocks.size;
         let Some(seq) = seqs.get_mut(row.seq) else { return };
-        let fence = config.fence(seq.last_step);
+        let fence = seq.fence;
         #[cfg(test)]
         if crate::planted::is(crate::planted::Bug::AbortForgetsBlock) && seq.table.len() > row.table_len {
             let _ = seq.table.pop();
         }
         seq.open_rows -= 1;
         // As long as before the row; or, where an older step has committed since, as long as the sequence wants.
-        let wanted = (row.start + row.lookahead).div_ceil(block_size);
+        let wanted = size.blocks_of(row.start + row.lookahead);
         let len = if seq.open_rows == 0 { wanted } else { row.table_len };
         let freed = shrink(blocks, seq, len, fence);
         if row.cow {
@@ -271,7 +273,7 @@ impl<E: Evict> KvCache<E> {
             }
         }
         seq.found = seq.found.min(seq.table.len());
-        seq.tail.truncate(ix(row.start - seq.tail_start(block_size)));
+        seq.tail.truncate(ix(row.start - seq.tail_start(size)));
         seq.planned = row.start;
         seq.regain_names();
         seq.lookahead = row.lookahead;
@@ -314,20 +316,20 @@ impl<E: Evict> KvCache<E> {
     }
 }
 
-/// Names the full blocks `first .. end` of a sequence, as far as they have no name and their content is known.
-fn name_blocks<E: Evict>(blocks: &mut Blocks<E>, seq: &Sequence, first: u32, end: u32) {
-    let block_size = blocks.block_size;
-    for index in first..end {
+/// Names full blocks of a sequence, as far as they have no name and their content is known.
+fn name_blocks<E: Evict>(blocks: &mut Blocks<E>, seq: &Sequence, filled: Range<u32>) {
+    let size = blocks.size;
+    for index in filled {
         let Some(block) = seq.table.get(index).map(BlockRef::id) else { return };
         if blocks.node_of(block).is_some() {
             continue;
         }
-        if (index + 1) * block_size > seq.anonymous_from || seq.query().private {
+        if (index + 1) * size.tokens() > seq.anonymous_from || seq.query().private {
             return;
         }
         let Some(parent) = parent_of(blocks, seq, index) else { return };
-        let extras = seq.extras_of(index, block_size);
-        let promise = blocks.index.promise(parent, seq.block_tokens(index, block_size), extras);
+        let extras = seq.extras_of(index, size.tokens());
+        let promise = blocks.index.promise(parent, seq.block_tokens(index, size), extras);
         blocks.publish(promise.node, block, 0);
     }
 }

@@ -234,8 +234,9 @@ fn key(world: &World) -> (u64, u64) {
             .extend([seq.id.index(), held.committed, held.planned, held.lookahead, held.anonymous_from].map(u64::from));
         state.extend([held.claim.target, held.claim.blocks, held.open_rows, held.unknown_rows].map(u64::from));
         state.extend([seq.stamps.last().copied().unwrap_or(0), u64::from(held.table.unchanged())]);
+        state.push(held.plain.rows.into());
         if cache.config.withhold {
-            state.push(held.last_step);
+            state.push(held.fence);
         }
         state.extend(held.table.ids().map(|block| u64::from(block.get())));
         state.extend(held.tail.iter().map(|&token| u64::from(token)));

@@ -62,7 +62,8 @@ impl<E: Evict> KvCache<E> {
     fn forked(&mut self, seq: SeqId) -> Option<Sequence> {
         let Self { blocks, seqs, config, .. } = self;
         let block_size = config.block_size;
-        let parent = seqs.get(seq)?;
+        // From now on it shares its tail, and is ready for plain appends no more.
+        let parent = seqs.get_mut(seq)?;
         let (scope, query) = (parent.scope, parent.query.clone());
         let mut child = seqs.fresh(scope, query);
         let parent = seqs.get(seq)?;
@@ -168,7 +169,7 @@ impl<E: Evict> KvCache<E> {
         if len > sequence.committed {
             return Err(SequenceError::BeyondEnd { len, committed: sequence.committed });
         }
-        if len < sequence.tail_start(block_size) {
+        if len < sequence.tail_start(blocks.size) {
             // The tail moves into a sealed block: its tokens are those of the block's node, where it has one.
             sequence.tail.clear();
             let cut = (len % block_size != 0).then(|| sequence.table.get(len / block_size)).flatten();
@@ -189,11 +190,11 @@ impl<E: Evict> KvCache<E> {
                 }
             }
         } else {
-            sequence.tail.truncate(ix(len - sequence.tail_start(block_size)));
+            sequence.tail.truncate(ix(len - sequence.tail_start(blocks.size)));
         }
         (sequence.committed, sequence.planned, sequence.lookahead) = (len, len, 0);
         sequence.regain_names();
-        let fence = config.fence(sequence.last_step);
+        let fence = sequence.fence;
         sequence.found = sequence.found.min(len / block_size);
         let freed = shrink(blocks, sequence, len.div_ceil(block_size), fence);
         sequence.regain_claim(freed, reserved);
@@ -219,7 +220,7 @@ impl<E: Evict> KvCache<E> {
 
     fn remove(&mut self, seq: SeqId, release: Release) -> bool {
         let Some(mut sequence) = self.seqs.remove(seq) else { return false };
-        let fence = self.config.fence(sequence.last_step);
+        let fence = sequence.fence;
         self.reserved -= sequence.claim.blocks;
         if let Some((_, block)) = sequence.displaced.take() {
             self.blocks.pool.end_displaced(block.id());

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use crate::id::{SeqId, ix, len32};
 use crate::prefix::OwnedQuery;
-use crate::sequence::Sequence;
+use crate::sequence::{Plain, Sequence};
 
 /// All living sequences.
 #[cfg_attr(test, derive(Clone))]
@@ -21,6 +21,7 @@ pub(super) struct Sequences {
 
 #[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
+#[repr(C, align(64))]
 struct Entry {
     generation: u32,
     sequence: Option<Sequence>,
@@ -69,10 +70,21 @@ impl Sequences {
         entry.sequence.as_ref().filter(|_| entry.generation == id.generation)
     }
 
+    /// A sequence to be changed in any way: it is ready for plain appends no more.
     #[inline]
     pub(super) fn get_mut(&mut self, id: SeqId) -> Option<&mut Sequence> {
-        let entry = self.entries.get_mut(ix(id.index))?;
-        entry.sequence.as_mut().filter(|_| entry.generation == id.generation)
+        let sequence = self.get_plain(id)?;
+        sequence.plain = Plain::NONE;
+        Some(sequence)
+    }
+
+    /// A sequence to be changed in nothing that its [plain appends](Plain) rely on.
+    #[inline]
+    pub(super) fn get_plain(&mut self, id: SeqId) -> Option<&mut Sequence> {
+        match self.entries.get_mut(ix(id.index))? {
+            Entry { generation, sequence } if *generation == id.generation => sequence.as_mut(),
+            _ => None,
+        }
     }
 
     pub(super) fn remove(&mut self, id: SeqId) -> Option<Sequence> {
@@ -95,10 +107,13 @@ impl Sequences {
         })
     }
 
+    /// All of them, to be changed in any way.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (SeqId, &mut Sequence)> {
         self.entries.iter_mut().zip(0_u32..).filter_map(|(entry, index)| {
             let id = SeqId { index, generation: entry.generation };
-            entry.sequence.as_mut().map(|sequence| (id, sequence))
+            let sequence = entry.sequence.as_mut()?;
+            sequence.plain = Plain::NONE;
+            Some((id, sequence))
         })
     }
 

@@ -21,6 +21,7 @@ use crate::sequence::Sequence;
 use crate::step::Step;
 
 pub(super) use draft::Draft;
+pub(super) use execute::allocate;
 
 /// The input tokens of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,14 +91,14 @@ impl<E: Evict> KvCache<E> {
         let mut drafted = self.draft_rows(rows, &mut draft);
         if let Err(PlanError::Shortfall { shortfall }) = &mut drafted {
             if self.can_spend(&draft, shortfall) {
-                self.spend(rows, &mut draft);
+                self.spend(&mut draft);
                 drafted = self.draft_rows(rows, &mut draft);
             }
         }
         let result = match drafted {
-            Ok(()) => Ok(self.execute(rows, &draft, step)),
+            Ok(()) => Ok(self.execute(rows, &mut draft, step)),
             Err(error) => {
-                self.undo(rows, &draft);
+                self.undo(&draft);
                 Err(error)
             }
         };
@@ -120,11 +121,11 @@ impl<E: Evict> KvCache<E> {
 
     /// Ends a draft that can do without some copies, and gives the names of their sources up. Then nothing stands against
     /// drafting the rows again, since a block that a row has found is held and not among these.
-    fn spend(&mut self, rows: &[Row<'_>], draft: &mut Draft) {
+    fn spend(&mut self, draft: &mut Draft) {
         let lacking = self.lacking(draft.needed, draft.claims_before, draft.claims_after);
         let lacking = usize::try_from(lacking).unwrap_or(usize::MAX);
         let blocks: SmallVec<[BlockId; 8]> = self.spendable(draft).take(lacking).collect();
-        self.undo(rows, draft);
+        self.undo(draft);
         draft.clear();
         for block in blocks {
             self.blocks.unpublish(block);
@@ -145,7 +146,7 @@ impl<E: Evict> KvCache<E> {
                 result = Ok(());
             }
         }
-        self.undo(rows, &draft);
+        self.undo(&draft);
         draft.clear();
         self.draft = draft;
         match result {

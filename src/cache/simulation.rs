@@ -1,7 +1,7 @@
 //! A simulation of the cache against a model, call by call.
 //!
 //! Calls are drawn at random, good and bad, on pools that are always nearly full, and made on a cache, on a replica of
-//! it with another hash seed, and on the [`model`]: one plain vector per sequence. Steps *run* on a memory whose slots are
+//! it with another hash seed and without [plain appends](super::plain), and on the [`model`]: one plain vector per sequence. Steps *run* on a memory whose slots are
 //! stamped with all that their content depends on. What is found must be [`known`]: computed by somebody, and not
 //! invalidated since. Events, replayed, must give what can be found, whatever the sink does. Half of the caches evict by
 //! other [`policies`] than the default, wrong ones included. After each call everything in [`check`] must hold.
@@ -81,6 +81,7 @@ fn simulate(seed: u64, calls: u64, total: &mut Coverage) {
     total.parts += seen.parts;
     total.failed_plans += seen.failed_plans;
     total.aborts += seen.aborts;
+    total.plain_appends += seen.plain_appends;
     total.spent += seen.spent;
     total.gave_way += seen.gave_way;
     total.pins += seen.pins;
@@ -145,6 +146,7 @@ fn every_call_does_what_the_model_does() {
             seen.parts,
             seen.failed_plans,
             seen.aborts,
+            seen.plain_appends,
             seen.pins,
             seen.invalidated,
             seen.events,
@@ -219,4 +221,9 @@ fn content_that_is_announced_again_with_its_twin_is_found() {
 #[test]
 fn a_parent_that_is_evicted_before_its_child_is_found() {
     finds(Bug::ParentFirst, 15_000);
+}
+
+#[test]
+fn plain_appends_that_a_failed_plan_leaves_behind_are_found() {
+    finds(Bug::AppendsNotTakenBack, 15_000);
 }

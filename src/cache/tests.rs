@@ -11,6 +11,7 @@ mod lengths;
 mod names;
 mod parts;
 mod pins;
+mod plain;
 mod policy;
 mod room;
 mod rules;

@@ -4,7 +4,7 @@ use super::KvCache;
 use crate::error::ViewError;
 use crate::evict::Evict;
 use crate::id::SeqId;
-use crate::step::Step;
+use crate::step::{Places, Step};
 
 /// Positions of a sequence to look at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +49,7 @@ impl<E: Evict> KvCache<E> {
                 return Err(ViewError::TooLong { row: index });
             }
         }
-        step.start(None, block_size, self.scratch());
+        step.start(None, block_size, self.scratch(), Places::NONE);
         for row in rows {
             let Some(seq) = self.seqs.get(row.seq) else { continue };
             step.push(row.seq, 0, row.start, row.len);

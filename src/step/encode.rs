@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 
 use smallvec::SmallVec;
 
-use super::{BlockCopy, GroupStep, Step, has_slots};
+use super::{BlockCopy, GroupStep, Places, Step, has_slots};
 use crate::error::MalformedStep;
 use crate::id::{BlockId, SeqId, Slot, StepId, ix, len32};
 
@@ -142,7 +142,7 @@ impl Input<'_> {
         let mut group = GroupStep::default();
         let scratch = self.u32()?;
         let scratch = if scratch == NO_SCRATCH { None } else { Some(valid(scratch)?) };
-        group.clear(block_size, scratch);
+        group.clear(block_size, scratch, Places::NONE);
         group.changes_only = match self.u32()? {
             0 => false,
             1 => true,

@@ -8,8 +8,10 @@ use super::{Row, RowTokens, parent_of};
 use crate::block::{BlockAllocator, BlockRef, Displaced};
 use crate::cache::KvCache;
 use crate::cache::blocks::{Blocks, Walk};
+use crate::cache::commit::{OpenRow, OpenStep};
+use crate::cache::plain;
 use crate::error::PlanError;
-use crate::id::{BlockId, SeqId, ix, len32};
+use crate::id::{BlockId, BlockSize, SeqId, ix, len32};
 use crate::prefix::index::{Parent, Promise};
 use crate::sequence::{Claim, Sequence};
 
@@ -17,10 +19,11 @@ use crate::sequence::{Claim, Sequence};
 #[cfg_attr(test, derive(Clone))]
 #[derive(Debug, Default)]
 pub(in crate::cache) struct Draft {
-    /// Rows of the batch that were drafted.
-    pub(super) drafted: usize,
-    /// Those among them that are no *plain* appends, in order. A plain append is one certain token into a block that is
-    /// open, unshared, and stays open: most rows are, and all that there is to know of one stands in its sequence.
+    /// The step that it becomes. [Plain appends](plain) are in place there; they need no draft.
+    pub(super) open: OpenStep,
+    /// Rows of the batch so far.
+    planned: usize,
+    /// Those among them that are no plain appends, in order.
     pub(super) rows: Vec<DraftRow>,
     /// Nodes that rows adopt, row after row, each with the block that was held for it; `None` where a row before
     /// brings the block.
@@ -35,14 +38,13 @@ pub(in crate::cache) struct Draft {
     pub(super) claims_before: u64,
     pub(super) claims_after: u64,
     query_tokens: u64,
-    table_blocks: u64,
+    /// Blocks in the tables of all rows, as they will be.
+    pub(super) table_blocks: u64,
 }
 
 /// A row that is no plain append.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DraftRow {
-    /// Its place in the batch.
-    pub(super) row: usize,
     pub(super) seq: SeqId,
     /// Position of the first token.
     pub(super) start: u32,
@@ -67,15 +69,15 @@ impl DraftRow {
     }
 
     /// Leading tokens of the row that hits bring.
-    pub(super) fn skip(&self, block_size: u32) -> u32 {
-        if self.hits == 0 { 0 } else { self.hits * block_size - self.start % block_size }
+    pub(super) fn skip(&self, size: BlockSize) -> u32 {
+        if self.hits == 0 { 0 } else { self.hits * size.tokens() - size.offset(self.start) }
     }
 }
 
 impl Draft {
     pub(super) fn clear(&mut self) {
         let Self { rows, hits, nodes, promises, .. } = self;
-        self.drafted = 0;
+        self.planned = 0;
         rows.clear();
         hits.clear();
         nodes.clear();
@@ -88,26 +90,39 @@ impl Draft {
 impl<E: Evict> KvCache<E> {
     pub(super) fn draft_rows(&mut self, rows: &[Row<'_>], draft: &mut Draft) -> Result<(), PlanError> {
         self.plans += 1;
-        for (index, row) in rows.iter().enumerate() {
-            self.draft_row(index, row, draft)?;
-            draft.drafted += 1;
+        draft.open.rows.resize(rows.len(), OpenRow::BLANK);
+        loop {
+            self.append_plain(rows, draft);
+            let Some(row) = rows.get(draft.planned) else { break };
+            self.draft_row(draft.planned, row, draft)?;
+            draft.open.rows[draft.planned].plain = false;
+            draft.planned += 1;
         }
         let shortfall = self.room(draft.needed, draft.claims_before, draft.claims_after);
         shortfall.map_err(PlanError::from)
     }
 
+    /// Plans the rows that come next, as long as they are plain appends.
+    fn append_plain(&mut self, rows: &[Row<'_>], draft: &mut Draft) {
+        // A step has no number for more query tokens.
+        let room = u64::from(u32::MAX) - draft.query_tokens;
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        let (rows, before) = (&rows[draft.planned..], &mut draft.open.rows[draft.planned..]);
+        let rows = rows.get(..room).unwrap_or(rows);
+        let counts = (&mut draft.needed, &mut draft.table_blocks);
+        let appended = plain::append(&mut self.seqs, self.plans, rows, before, counts);
+        draft.planned += appended;
+        draft.query_tokens += appended as u64;
+    }
+
     /// Drafts one row; on an error the row itself has left nothing behind.
     fn draft_row(&mut self, index: usize, row: &Row<'_>, draft: &mut Draft) -> Result<(), PlanError> {
-        let block_size = self.config.block_size;
+        let size = self.blocks.size;
         let capacity = self.blocks.pool.capacity();
         let unknown = PlanError::UnknownSequence { row: index, seq: row.seq };
-        let seq = self.seqs.get_mut(row.seq).ok_or(unknown)?;
+        let seq = self.seqs.get_plain(row.seq).ok_or(unknown)?;
         if seq.mark == self.plans {
             return Err(PlanError::RepeatedSequence { row: index, seq: row.seq });
-        }
-        if draft_plain(&self.blocks, seq, row, draft) {
-            seq.mark = self.plans;
-            return Ok(());
         }
         let too_long = PlanError::TooLong { row: index };
         let count = match row.tokens {
@@ -122,7 +137,7 @@ impl<E: Evict> KvCache<E> {
         }
         let start = seq.planned;
         let end = start.checked_add(count).ok_or(too_long)?;
-        let table_target = end.checked_add(row.lookahead).ok_or(too_long)?.div_ceil(block_size);
+        let table_target = size.blocks_of(end.checked_add(row.lookahead).ok_or(too_long)?);
         if table_target > capacity {
             let group = Self::GROUP;
             return Err(PlanError::NeverFits { row: index, blocks: table_target, capacity, group });
@@ -136,17 +151,8 @@ impl<E: Evict> KvCache<E> {
 
         // From here on nothing fails.
         seq.mark = self.plans;
-        let mut drafted = DraftRow {
-            row: index,
-            seq: row.seq,
-            start,
-            count,
-            hits: 0,
-            promises: 0,
-            cow: None,
-            table_target,
-            claim: seq.claim,
-        };
+        let mut drafted =
+            DraftRow { seq: row.seq, start, count, hits: 0, promises: 0, cow: None, table_target, claim: seq.claim };
         let mut idle_hits = 0;
         match row.tokens {
             RowTokens::Ids(ids) => {
@@ -157,8 +163,9 @@ impl<E: Evict> KvCache<E> {
             }
             RowTokens::Count(_) => seq.tail.resize(seq.tail.len() + ix(count), 0),
         }
-        if drafted.hits == 0 && start % block_size != 0 {
-            draft_tail(&mut self.blocks, seq, start / block_size, &mut drafted);
+        let (index, offset) = size.split(start);
+        if drafted.hits == 0 && offset != 0 {
+            draft_tail(&mut self.blocks, seq, (index, offset), &mut drafted);
         }
         if matches!(row.tokens, RowTokens::Ids(_)) {
             draft_promises(&mut self.blocks, seq, end - row.drafts, draft, &mut drafted);
@@ -185,55 +192,25 @@ impl<E: Evict> KvCache<E> {
     }
 
     /// Undoes the first half, newest first, so that every list is as it was.
-    pub(super) fn undo(&mut self, rows: &[Row<'_>], draft: &Draft) {
+    pub(super) fn undo(&mut self, draft: &Draft) {
         let mut hits = draft.hits.iter().rev();
         let mut promises = draft.promises.iter().rev();
-        let mut special = draft.rows.iter().rev().peekable();
-        for (index, row) in rows.iter().enumerate().take(draft.drafted).rev() {
-            let Some(row) = special.next_if(|special| special.row == index) else {
-                if let Some(seq) = self.seqs.get_mut(row.seq) {
-                    seq.tail.pop();
-                }
-                continue;
-            };
+        for row in draft.rows.iter().rev() {
             promises.by_ref().take(ix(row.promises)).for_each(|&it| self.blocks.index.unpromise(it));
-            let Some(seq) = self.seqs.get_mut(row.seq) else { continue };
+            let Some(seq) = self.seqs.get_plain(row.seq) else { continue };
             if let Some((tail, before)) = row.cow.and_then(|(index, before)| Some((seq.table.get(index)?, before))) {
                 self.blocks.pool.undo_displace(tail.id(), before);
             }
-            seq.tail.truncate(ix(row.start - seq.tail_start(self.config.block_size)));
+            seq.tail.truncate(ix(row.start - seq.tail_start(self.blocks.size)));
             for (_, block) in hits.by_ref().take(ix(row.hits)) {
                 if let Some(block) = block {
                     self.blocks.pool.unhold(*block);
                 }
             }
         }
+        plain::take_back(&mut self.seqs, &draft.open.rows[..draft.planned]);
         self.blocks.index.trim();
     }
-}
-
-/// Drafts the row that most rows are, if it is one: see [`Draft::rows`]. It takes no block, names none, and leaves claims
-/// as they are; all that the general way would find out.
-#[inline]
-fn draft_plain<E: Evict>(blocks: &Blocks<E>, seq: &mut Sequence, row: &Row<'_>, draft: &mut Draft) -> bool {
-    let RowTokens::Ids(&[token]) = row.tokens else { return false };
-    let start = seq.planned;
-    let (index, offset) = blocks.size.split(start);
-    let stays_open = offset != 0 && offset + 1 < blocks.block_size;
-    if !stays_open || row.drafts != 0 || (row.lookahead | seq.lookahead) != 0 || seq.table.len() != index + 1 {
-        return false;
-    }
-    let Some(tail) = seq.table.get(index).map(BlockRef::id) else { return false };
-    if !blocks.pool.may_write(tail, offset) {
-        return false;
-    }
-    draft.query_tokens += 1;
-    draft.table_blocks += u64::from(index + 1);
-    if draft.query_tokens.max(draft.table_blocks) > u64::from(u32::MAX) {
-        return false;
-    }
-    seq.tail.push(token);
-    true
 }
 
 /// Finds what of a row, whose tokens are in the tail by now, is in the cache already, and holds it. Returns how many idle
@@ -246,10 +223,9 @@ fn draft_hits<E: Evict>(
     draft: &mut Draft,
     drafted: &mut DraftRow,
 ) -> u32 {
-    let block_size = blocks.block_size;
-    let (first, offset) = (drafted.start / block_size, drafted.start % block_size);
+    let (first, offset) = blocks.size.split(drafted.start);
     // Only whole blocks at the open end of the table can be adopted.
-    if offset + count <= block_size || seq.unknown_rows > 0 || seq.anonymous_from != u32::MAX {
+    if offset + count <= blocks.block_size || seq.unknown_rows > 0 || seq.anonymous_from != u32::MAX {
         return 0;
     }
     // A part of a block that others can find gives way to a whole one, which came since the part was found.
@@ -260,7 +236,7 @@ fn draft_hits<E: Evict>(
     }
     let Some(parent) = parent_of(blocks, seq, first) else { return 0 };
     let start = drafted.start - offset;
-    let tokens = seq.tail.get(ix(start - seq.tail_start(block_size))..).unwrap_or(&[]);
+    let tokens = seq.tail.get(ix(start - seq.tail_start(blocks.size))..).unwrap_or(&[]);
     let walk = Walk { parent, tokens, start, limit, query: seq.query() };
     let index = &blocks.index;
     draft.nodes.clear();
@@ -289,9 +265,8 @@ fn draft_hits<E: Evict>(
 }
 
 /// Decides how a partly filled tail is written: in place by its last holder, if nobody can find it, else in a copy.
-fn draft_tail<E: Evict>(blocks: &mut Blocks<E>, seq: &Sequence, index: u32, drafted: &mut DraftRow) {
+fn draft_tail<E: Evict>(blocks: &mut Blocks<E>, seq: &Sequence, (index, offset): (u32, u32), drafted: &mut DraftRow) {
     let Some(tail) = seq.table.get(index).map(BlockRef::id) else { return };
-    let offset = drafted.start % blocks.block_size;
     if !blocks.pool.may_write(tail, offset) {
         // From now on a later row that shares this tail may be its last holder.
         drafted.cow = Some((index, blocks.pool.displace(tail, offset)));
@@ -306,9 +281,9 @@ fn draft_promises<E: Evict>(
     draft: &mut Draft,
     drafted: &mut DraftRow,
 ) {
-    let block_size = blocks.block_size;
-    let first = drafted.start / block_size + drafted.hits;
-    let end = known_end / block_size;
+    let size = blocks.size;
+    let first = size.index(drafted.start) + drafted.hits;
+    let end = size.index(known_end);
     if first >= end || seq.unknown_rows > 0 || seq.anonymous_from != u32::MAX || seq.query().private {
         return;
     }
@@ -317,8 +292,8 @@ fn draft_promises<E: Evict>(
         return;
     };
     for index in first..end {
-        let extras = seq.extras_of(index, block_size);
-        let promise = blocks.index.promise(parent, seq.block_tokens(index, block_size), extras);
+        let extras = seq.extras_of(index, size.tokens());
+        let promise = blocks.index.promise(parent, seq.block_tokens(index, size), extras);
         draft.promises.push(promise);
         drafted.promises += 1;
         parent = Parent::Node(promise.node);

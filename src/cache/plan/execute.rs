@@ -8,104 +8,100 @@ use crate::block::BlockRef;
 use crate::cache::KvCache;
 use crate::cache::blocks::Blocks;
 use crate::cache::commit::OpenRow;
+use crate::cache::handles::Sequences;
+use crate::cache::plain;
 use crate::evict::Evict;
-use crate::id::{BlockId, SeqId, StepId, ix};
-use crate::step::{BlockCopy, GroupStep, RowTable, Step, StepRow};
+use crate::id::{BlockId, StepId, ix, len32};
+use crate::sequence::Plain;
+use crate::step::{BlockCopy, GroupStep, Places, RowTable, Step, StepRow};
 
-/// Where a row is written.
-struct Places<'a> {
-    meta: &'a mut StepRow,
-    table: &'a mut RowTable,
+/// Where a row is written that is no plain append.
+struct RowPlaces<'a> {
     before: &'a mut OpenRow,
-    group: &'a mut GroupStep,
+    meta: &'a mut StepRow,
     published: &'a mut Vec<BlockId>,
+    copies: &'a mut Vec<BlockCopy>,
 }
 
 impl<E: Evict> KvCache<E> {
     /// The second half.
-    pub(super) fn execute(&mut self, rows: &[Row<'_>], draft: &Draft, step: &mut Step) -> StepId {
+    pub(super) fn execute(&mut self, rows: &[Row<'_>], draft: &mut Draft, step: &mut Step) -> StepId {
         let id = StepId::new(self.next_step);
         self.next_step += 1;
-        step.start(Some(id), self.config.block_size, self.scratch());
+        let mut open = core::mem::replace(&mut draft.open, self.spare.pop().unwrap_or_default());
+        open.start(id);
+        let places = Places { rows: rows.len(), blocks: usize::try_from(draft.table_blocks).unwrap_or(usize::MAX) };
+        step.start(Some(id), self.config.block_size, self.scratch(), places);
         // Nothing that the plan relies on may be evicted by what it allocates.
         for block in draft.hits.iter().filter_map(|hit| hit.1) {
             self.blocks.pool.detach(block);
         }
         self.blocks.begin_allocations();
-        let mut open = self.spare.pop().unwrap_or_default();
-        open.start(id);
-        let Step { rows: metas, groups, .. } = step;
-        let group = &mut groups[0];
-        // Every row has its place in advance: it is written there and not pushed.
-        let mut tables = core::mem::take(&mut group.rows);
-        tables.resize(rows.len(), RowTable::default());
-        metas.resize(rows.len(), StepRow::BLANK);
-        open.rows.resize(rows.len(), OpenRow::BLANK);
         let mut hits = draft.hits.iter().copied();
         let mut promises = draft.promises.iter().map(|promise| promise.node);
-        let mut special = draft.rows.iter().peekable();
-        let mut first_token = 0;
-        let places = metas.iter_mut().zip(&mut tables).zip(&mut open.rows);
-        for ((index, row), ((meta, table), before)) in rows.iter().enumerate().zip(places) {
-            let into = Places { meta, table, before, group, published: &mut open.published };
-            if let Some(drafted) = special.next_if(|special| special.row == index) {
-                let hits = hits.by_ref().take(ix(drafted.hits));
-                let promises = promises.by_ref().take(ix(drafted.promises));
-                self.execute_row(row, drafted, id, hits, promises, into);
-            } else {
-                self.execute_plain(row.seq, id, into);
+        let mut drafted = draft.rows.iter();
+        let fence = self.config.fence(id.get());
+        let Step { rows: metas, groups, .. } = step;
+        let group = &mut groups[0];
+        let mut tables = core::mem::take(&mut group.rows);
+        group.slots.reserve(rows.len());
+        let (mut first_token, mut end) = (0, 0);
+        let places = open.rows.iter_mut().zip(metas).zip(&mut tables);
+        for (row, ((before, meta), table)) in rows.iter().zip(places) {
+            let mut has_news = !group.changes_only || fence != 0;
+            if before.plain {
+                if before.slot == Plain::NO_SLOT {
+                    has_news = true;
+                    plain::open_block(&mut self.blocks, &mut self.seqs, before);
+                }
+                *meta = StepRow { seq: row.seq, start: before.start, len: 1, ..StepRow::BLANK };
+                group.slots.push(before.slot);
+            } else if let Some(drafted) = drafted.next() {
+                has_news = true;
+                let into = RowPlaces { before, meta, published: &mut open.published, copies: &mut group.copies };
+                self.execute_row(row, drafted, id, &mut hits, &mut promises, into);
             }
+            if has_news {
+                end = write_table(&mut self.seqs, before, meta, fence, end, group);
+            }
+            *table = RowTable { end, unchanged: before.unchanged };
             meta.first_token = first_token;
             first_token += meta.len;
         }
+        debug_assert_eq!(ix(end), group.blocks.len(), "every table is written, and nothing else is there");
         group.rows = tables;
         self.open.push_back(open);
         id
     }
 
-    /// What [`execute_row`](Self::execute_row) does, of a row that takes no block and names none.
-    #[inline]
-    fn execute_plain(&mut self, id: SeqId, step: StepId, into: Places<'_>) {
-        let Some(seq) = self.seqs.get_mut(id) else { return };
-        let start = seq.planned;
-        let (index, offset) = self.blocks.size.split(start);
-        let Some(tail) = seq.table.get(index).map(BlockRef::id) else { return };
-        let unchanged = seq.table.take_unchanged();
-        *into.before = OpenRow { seq: id, start, count: 1, table_len: index + 1, unchanged, ..OpenRow::BLANK };
-        seq.planned = start + 1;
-        seq.open_rows += 1;
-        seq.last_step = step.get();
-        *into.table = into.group.push_blocks(|from| seq.table.ids_from(from), unchanged);
-        into.group.slots.push(tail.slot(offset, self.config.block_size));
-        *into.meta = StepRow { seq: id, start, len: 1, ..StepRow::BLANK };
-    }
-
+    // Not inlined, like all that a plain append does not need: the loop over these would not find registers enough.
+    #[inline(never)]
     fn execute_row(
         &mut self,
         row: &Row<'_>,
         drafted: &DraftRow,
         step: StepId,
-        hits: impl Iterator<Item = (u32, Option<BlockId>)>,
-        promises: impl Iterator<Item = u32>,
-        into: Places<'_>,
+        hits: &mut impl Iterator<Item = (u32, Option<BlockId>)>,
+        promises: &mut impl Iterator<Item = u32>,
+        into: RowPlaces<'_>,
     ) {
-        let Places { group, published, .. } = into;
-        let Self { blocks, seqs, config, reserved, counters, .. } = self;
+        let Self { blocks, seqs, reserved, counters, .. } = self;
         let Some(seq) = seqs.get_mut(row.seq) else { return };
-        let block_size = config.block_size;
-        let mut before = OpenRow {
+        let size = blocks.size;
+        let by_count = matches!(row.tokens, RowTokens::Count(_));
+        *into.before = OpenRow {
             seq: row.seq,
             start: drafted.start,
+            table_len: seq.table.len(),
             count: drafted.count,
             drafts: row.drafts,
-            by_count: matches!(row.tokens, RowTokens::Count(_)),
-            cow: drafted.cow.is_some(),
-            table_len: seq.table.len(),
             lookahead: seq.lookahead,
-            unchanged: 0,
+            by_count,
+            cow: drafted.cow.is_some(),
+            ..OpenRow::BLANK
         };
         let mut part = drafted.cow.filter(|_| drafted.hits > 0);
-        for (node, block) in hits {
+        for (node, block) in hits.take(ix(drafted.hits)) {
             let Some(block) = block.or_else(|| promised(blocks, node)) else { continue };
             let held = blocks.pool.take_held(block);
             let at = match part.take() {
@@ -144,7 +140,7 @@ impl<E: Evict> KvCache<E> {
                     #[cfg(not(test))]
                     let skipped = false;
                     if !skipped {
-                        group.copies.push(copy);
+                        into.copies.push(copy);
                     }
                 }
             }
@@ -153,28 +149,53 @@ impl<E: Evict> KvCache<E> {
             let Some(block) = allocate(blocks) else { break };
             seq.table.push(block);
         }
-        let skip = drafted.skip(block_size);
-        let first = (drafted.start + skip) / block_size;
-        for (node, index) in promises.zip(first..) {
+        let skip = drafted.skip(size);
+        let first = size.index(drafted.start + skip);
+        for (node, index) in promises.take(ix(drafted.promises)).zip(first..) {
             let Some(block) = seq.table.get(index).map(BlockRef::id) else { continue };
             blocks.publish(node, block, step.get());
-            published.push(block);
+            into.published.push(block);
         }
         seq.planned = drafted.start + drafted.count;
         seq.lookahead = row.lookahead;
         seq.open_rows += 1;
-        seq.unknown_rows += u32::from(matches!(row.tokens, RowTokens::Count(_)));
-        seq.last_step = step.get();
+        seq.unknown_rows += u32::from(by_count);
         *reserved = *reserved - seq.claim.blocks + drafted.claim.blocks;
         seq.claim = drafted.claim;
         counters.skipped_tokens += u64::from(skip);
         let (start, len) = (drafted.start + skip, drafted.count - skip);
-        before.unchanged = seq.table.take_unchanged();
-        *into.table = group.push_blocks(|from| seq.table.ids_from(from), before.unchanged);
-        group.push_slots(seq.table.ids_from(start / block_size), start, len);
+        into.before.unchanged = seq.table.take_unchanged();
         *into.meta = StepRow { seq: row.seq, skip, start, len, first_token: 0 };
-        *into.before = before;
     }
+}
+
+/// Writes the blocks of a row, those of the rows before ending at `from`, and its slots where it is no plain append.
+/// Returns where its blocks end.
+#[inline(never)]
+fn write_table(
+    seqs: &mut Sequences,
+    row: &OpenRow,
+    meta: &StepRow,
+    fence: u64,
+    from: u32,
+    group: &mut GroupStep,
+) -> u32 {
+    let Some(seq) = seqs.get_plain(row.seq) else { return from };
+    if fence != 0 {
+        seq.fence = fence;
+    }
+    if !row.plain {
+        group.push_slots(|from| seq.table.ids_from(from), meta.start, meta.len);
+    }
+    if group.changes_only {
+        group.blocks.extend(seq.table.ids_from(row.unchanged));
+        return len32(group.blocks.len());
+    }
+    let end = from + seq.table.len();
+    if let Some(places) = group.blocks.get_mut(ix(from)..ix(end)) {
+        seq.table.copy_ids(places);
+    }
+    end
 }
 
 /// The block that an earlier row of this plan has brought for a node, with a reference.
@@ -186,7 +207,7 @@ fn promised<E: Evict>(blocks: &mut Blocks<E>, node: u32) -> Option<BlockId> {
 }
 
 /// A block that the first half has counted.
-fn allocate<E: Evict>(blocks: &mut Blocks<E>) -> Option<BlockRef> {
+pub(in crate::cache) fn allocate<E: Evict>(blocks: &mut Blocks<E>) -> Option<BlockRef> {
     let block = blocks.allocate();
     debug_assert!(block.is_some(), "the first half counted this block");
     block

@@ -22,6 +22,7 @@ impl World {
         assert_eq!((self.step.id(), id.get()), (Some(id), self.last_step + 1));
         assert_eq!(self.step.rows().len(), specs.len());
         self.last_step = id.get();
+        self.seen.plain_appends += self.cache.num_plain() as u64;
         self.check_slots();
         self.check_encoding();
         let (mut rows, mut fresh, mut displaced) = (Vec::new(), Vec::new(), 0);

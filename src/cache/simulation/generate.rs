@@ -223,8 +223,15 @@ impl Generator {
         if seqs.is_empty() && !self.rng.chance(2) {
             return None;
         }
-        let rows = seqs.into_iter().map(|seq| self.row(world.seq(seq), seq)).collect();
-        Some(Op::Plan { rows })
+        // A decode step: what most steps of an engine are.
+        let decode = self.rng.chance(25);
+        let rows = seqs.into_iter().map(|seq| match world.seq(seq) {
+            Some(_) if decode => {
+                RowSpec { seq, tokens: alloc::vec![self.token()], kind: Kind::Ids, drafts: 0, lookahead: 0 }
+            }
+            model => self.row(model, seq),
+        });
+        Some(Op::Plan { rows: rows.collect() })
     }
 
     fn row(&mut self, model: Option<&ModelSeq>, seq: SeqId) -> RowSpec {

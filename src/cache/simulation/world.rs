@@ -28,6 +28,7 @@ pub(crate) struct Coverage {
     pub(crate) parts: u64,
     pub(crate) failed_plans: u64,
     pub(crate) aborts: u64,
+    pub(crate) plain_appends: u64,
     /// Plans that wrote into a block that others could find, since there was none left to copy it to.
     pub(crate) spent: u64,
     /// Parts that gave way to a whole block.
@@ -116,6 +117,9 @@ impl World {
         let op = Rc::new(op);
         self.trace.push((Rc::clone(&op), true));
         self.seen.operations += 1;
+        if let Some(replica) = &mut self.replica {
+            replica.forget_plain();
+        }
         let succeeded = self.call(&op);
         self.trace.last_mut().unwrap().1 = succeeded;
         let snapshot = self.cache.snapshot();
