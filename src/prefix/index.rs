@@ -16,6 +16,8 @@ mod check;
 mod children;
 mod entries;
 mod identities;
+#[cfg(test)]
+mod tests;
 mod tree;
 
 use alloc::sync::Arc;
@@ -384,11 +386,11 @@ impl PrefixIndex {
 
     /// Gives memory back that a plan took which asked for much more than there is.
     pub(crate) fn trim(&mut self) {
-        let most = most_nodes(self.states.len());
-        if self.nodes.capacity() > most {
-            self.nodes.shrink_to(most);
-            self.tokens.shrink_to(most * self.block_size);
-            self.forks.shrink_to(most);
+        if self.nodes.capacity() > most_nodes(self.states.len()) {
+            // All that memory is kept for was in use, and its places stay.
+            self.nodes.shrink_to_fit();
+            self.tokens.shrink_to_fit();
+            self.forks.shrink_to_fit();
         }
     }
 }

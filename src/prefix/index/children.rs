@@ -112,9 +112,9 @@ impl Forks {
         self.0.truncate(ix(id));
     }
 
-    /// Keeps room for so many nodes.
-    pub(super) fn shrink_to(&mut self, nodes: usize) {
-        self.0.shrink_to(nodes);
+    /// Keeps room for no more than there are.
+    pub(super) fn shrink_to_fit(&mut self) {
+        self.0.shrink_to_fit();
     }
 
     /// The child that shares the longest beginning with a content, or [`NIL`] where there are no children.
@@ -283,7 +283,10 @@ mod tests {
         let digests = [[0; 32], [1; 32]];
         for (digest, range) in digests.iter().flat_map(|&digest| [0..1, 0..2, 1..2].map(|range| (digest, range))) {
             all.push((alloc::vec![0, 0], alloc::vec![Extra::new(range.clone(), digest)]));
-            all.push((alloc::vec![0, 1], alloc::vec![Extra::new(range.clone(), digest), Extra::new(1..3, [0; 32])]));
+            // These two differ in nothing but the digest of their second extra.
+            for second in digests {
+                all.push((alloc::vec![0, 1], alloc::vec![Extra::new(range.clone(), digest), Extra::new(1..3, second)]));
+            }
         }
         all
     }
