@@ -183,7 +183,7 @@ impl PrefixIndex {
     /// Withdraws a node, and first all that builds on it.
     #[cold]
     fn queue_removed(&mut self, node: u32) {
-        if self.identities.as_ref().is_none_or(|identities| identities.events.is_none()) || !self.is_announced(node) {
+        if !self.is_announced(node) {
             return;
         }
         let mut all = alloc::vec![node];

@@ -1,6 +1,11 @@
 //! What the index promises beside what lookups see: memory, marks, and the comparison that every hit rests on.
 
+use alloc::collections::VecDeque;
+
 use super::*;
+use crate::list::Links;
+use crate::prefix::change::Event;
+use crate::prefix::hash::{BlockHasher, Digest, Hashed};
 
 /// Bytes of a node beside its tokens, and of a block: the file's head says so.
 const NODE_BYTES: u64 = 28;
@@ -90,4 +95,85 @@ fn tokens_are_the_same_only_if_each_of_them_is() {
             assert!(!same_tokens(&held, &held[..shorter]) && !same_tokens(&held[..shorter], &held));
         }
     }
+}
+
+/// A node under a parent, with this block, which is computed where `step` is 0; without one it is only promised.
+fn node(index: &mut PrefixIndex, parent: Parent, token: TokenId, block: Option<(u32, u64)>, links: &mut Links) -> u32 {
+    let node = index.promise(parent, &[token; 4], SharedExtras::default()).node;
+    if let Some((block, step)) = block {
+        index.fill(node, BlockId::new(block), step, links);
+    }
+    node
+}
+
+#[test]
+fn what_goes_for_a_block_is_below_it_though_nodes_between_have_no_block() {
+    // A parent with three children: one that waits for its block, one that has lost it and has a child, and another.
+    let (mut index, scope) = index(8);
+    let mut links = Links::new(8).unwrap();
+    let top = node(&mut index, scope, 0, Some((0, 0)), &mut links);
+    let promised = node(&mut index, Parent::Node(top), 1, None, &mut links);
+    let between = node(&mut index, Parent::Node(top), 2, Some((2, 0)), &mut links);
+    node(&mut index, Parent::Node(between), 3, Some((3, 0)), &mut links);
+    node(&mut index, Parent::Node(top), 4, Some((4, 0)), &mut links);
+    index.vacate(between, BlockId::new(2), &mut links);
+    assert_eq!((index.entry(promised), index.entry(between)), (None, None));
+    let below = |may: fn(u32) -> bool| index.last_below(top, |block| may(block.get())).map(BlockId::get);
+    assert_eq!(below(|_| true), Some(3));
+    assert_eq!(below(|_| false), None);
+}
+
+#[test]
+fn a_part_is_of_a_child_that_agrees_for_a_token_and_is_found_among_64() {
+    // Children of equal tokens with an extra each, which the prompt does not have. Where it begins the content differs:
+    // for `none` children at position 0, and for one at position 2. A missing extra reads as zeros, so that those at 0
+    // come nearer and are looked at first.
+    for (none, expected) in [(0, Some(2)), (1, Some(2)), (63, Some(2)), (64, None)] {
+        let (mut index, scope) = index(80);
+        let mut links = Links::new(80).unwrap();
+        let mut add = |position, digest: u32| {
+            let extra = Extra::new(position..4, [u8::try_from(digest).unwrap(); 32]);
+            let extras = SharedExtras { all: Some(Arc::new([extra])), run: 0..1 };
+            let promise = index.promise(scope, &[5; 4], extras);
+            index.fill(promise.node, BlockId::new(digest), 0, &mut links);
+            promise.node
+        };
+        (0..none).for_each(|at| _ = add(0, at));
+        let partly = add(2, 79);
+        let found = index.best_part(scope, &Key { tokens: &[5; 4], extras: &[] }, 0);
+        assert_eq!(found, expected.map(|len| (partly, len)), "{none}");
+        // Among blocks from position 2 on even that one agrees for nothing.
+        assert_eq!(index.best_part(scope, &Key { tokens: &[5; 4], extras: &[] }, 2), None);
+    }
+}
+
+/// Names a block by its position and first token.
+struct Name;
+
+impl BlockHasher for Name {
+    fn identity(&self, block: &Hashed<'_>) -> Digest {
+        let mut digest = [0; 32];
+        digest[..4].copy_from_slice(&block.start.to_le_bytes());
+        digest[4..8].copy_from_slice(&block.tokens[0].to_le_bytes());
+        digest
+    }
+}
+
+#[test]
+fn what_was_never_announced_is_not_withdrawn() {
+    // The second block is computed while a step still computes the first: nobody finds it, and it goes untold.
+    let (mut index, scope) = index(4);
+    let mut links = Links::new(4).unwrap();
+    let mut identities = Identities::new(Arc::new(Name));
+    identities.events = Some(VecDeque::new());
+    index.identities = Some(identities);
+    let first = node(&mut index, scope, 7, Some((0, 1)), &mut links);
+    let second = node(&mut index, Parent::Node(first), 8, Some((1, 0)), &mut links);
+    index.vacate(second, BlockId::new(1), &mut links);
+    index.set_computed(first, BlockId::new(0), &mut links);
+    index.vacate(first, BlockId::new(0), &mut links);
+    let events: Vec<_> = index.identities.unwrap().events.unwrap().into();
+    let [Event::Stored(stored), Event::Removed { identity }] = &events[..] else { panic!("{events:?}") };
+    let name = Name.identity(&Hashed::new(None, &crate::Scope::default(), 0, &[7]));
+    assert_eq!((stored.identity, *identity), (name, name));
 }
