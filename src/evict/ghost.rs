@@ -87,7 +87,7 @@ impl<const PAYLOAD: u32> Ghost<PAYLOAD> {
     /// Forgets what is not to be kept, by payload, of one line.
     pub(super) fn sweep(&mut self, line: usize, keep: impl Fn(u32) -> bool) {
         for entry in &mut self.lines[line] {
-            if *entry != 0 && !keep(*entry & ((1 << PAYLOAD) - 1)) {
+            if !keep(*entry & ((1 << PAYLOAD) - 1)) {
                 *entry = 0;
             }
         }
@@ -137,13 +137,14 @@ impl<const PAYLOAD: u32> Ghost<PAYLOAD> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::len32;
 
     #[test]
     fn a_full_line_forgets_its_oldest_and_taking_forgets_too() {
         let mut ghost = Ghost::<8>::new();
         ghost.start(8, 1).unwrap();
         // One line, so that all keys share it.
-        let keys: alloc::vec::Vec<u32> = (0..9).map(|token| key_of(None, &[token])).collect();
+        let keys: Vec<u32> = (0..9).map(|token| key_of(None, &[token])).collect();
         for (at, &key) in keys.iter().enumerate() {
             ghost.put(key, u32::try_from(at).unwrap());
         }
@@ -153,6 +154,78 @@ mod tests {
         // The hole that was left is filled before anything else is forgotten.
         ghost.put(keys[0], 7);
         assert_eq!((ghost.take(keys[2]), ghost.take(keys[0])), (Some(2), Some(7)));
+    }
+
+    #[test]
+    fn a_memory_has_room_for_whole_lines_and_one_at_least() {
+        // (blocks, entries per block): 9 × 2 are two lines of 8 and two entries that make none.
+        for (num_blocks, per_block, lines) in [(1, 1, 1), (8, 1, 1), (9, 2, 2), (24, 1, 3), (7, 8, 7)] {
+            let mut ghost = Ghost::<8>::new();
+            assert_eq!((ghost.num_lines(), ghost.take(1)), (0, None));
+            ghost.put(1, 0);
+            ghost.start(num_blocks, per_block).unwrap();
+            assert_eq!(ghost.num_lines(), lines);
+        }
+    }
+
+    #[test]
+    fn what_is_put_is_found_with_its_payload_and_nothing_else_is() {
+        // 128 lines and 512 keys: four a line, and where these spread like chance, a line has to forget 0.033 keys of
+        // them, so four keys are lost in all. Another key is found once in 2^24 entries that it meets, and here 100,000
+        // keys meet four each.
+        let mut ghost = Ghost::<8>::new();
+        ghost.start(1_024, 1).unwrap();
+        let keys = |tokens: core::ops::Range<u32>| tokens.map(|token| key_of(None, &[token]));
+        for (key, at) in keys(0..512).zip(0..) {
+            ghost.put(key, at % 256);
+        }
+        assert_eq!(keys(1_000..101_000).filter(|&key| ghost.take(key).is_some()).count(), 0);
+        let found: Vec<_> = keys(0..512).map(|key| ghost.take(key)).collect();
+        assert!(found.iter().zip(0..).all(|(found, at)| found.is_none_or(|found| found == at % 256)));
+        assert!(found.iter().flatten().count() > 500, "{}", found.iter().flatten().count());
+    }
+
+    #[test]
+    fn a_sweep_forgets_what_is_not_kept_in_one_line() {
+        let mut ghost = Ghost::<8>::new();
+        ghost.start(16, 1).unwrap();
+        let mut keys: [Vec<u32>; 2] = Default::default();
+        for key in (0..200).map(|token| key_of(None, &[token])) {
+            let line = &mut keys[ghost.place(key).0];
+            if line.len() < 8 {
+                ghost.put(key, len32(line.len()));
+                line.push(key);
+            }
+        }
+        ghost.sweep(1, |payload| payload % 3 == 0);
+        let mut left = |line: usize| keys[line].iter().filter_map(|&key| ghost.take(key)).collect::<Vec<_>>();
+        assert_eq!(left(0), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(left(1), [0, 3, 6]);
+    }
+
+    /// By the formula in Python, whose numbers have no end:
+    /// ```text
+    /// S[0] = 0x9E3779B9, S[i + 1] = (S[i] * 0x85EBCA77 + 0x7F4A7C15) % 2**32
+    /// hash = 0, G = 0x9E3779B97F4A7C15
+    /// per 16 tokens t:  sum = (t[0] + S[0]) % 2**32 * ((t[1] + S[1]) % 2**32) + ... + (t[14] ...) * (t[15] ...) % 2**64
+    /// of the rest:      sum = 0, per token (sum ^ (t[i] + S[i]) % 2**32) * 0xD6E8FEB86659FD93 % 2**64
+    /// after each:       hash = (hash ^ sum ^ sum >> 32) * G % 2**64
+    /// key = (hash ^ hash >> 29 ^ (parent + 1, or 0 for none) << 31) * 0xBF58476D1CE4E5B9 % 2**64 >> 32
+    /// ```
+    #[test]
+    fn keys_are_the_same_on_every_machine() {
+        for (len, none, parent) in [
+            (1, 0xd36a_7588, 0x44f8_02ac),
+            (15, 0x93c3_5539, 0x0550_e25d),
+            (16, 0x4e91_d5eb, 0xc01f_630f),
+            (17, 0x452c_ed31, 0xd39f_600d),
+            (48, 0x61eb_58f4, 0xf05d_cbd1),
+        ] {
+            let tokens: Vec<u32> = (0..len).map(|at: u32| (at * at + 1).wrapping_mul(0x0100_0193)).collect();
+            assert_eq!((key_of(None, &tokens), key_of(Some(0), &tokens)), (none, parent), "{len} tokens");
+            // A parent of 2^32 - 1 is 2^63 in front of the last multiplication, which is by an odd number: the top bit.
+            assert_eq!(key_of(Some(u32::MAX), &tokens), none ^ 1 << 31);
+        }
     }
 
     #[test]
