@@ -62,4 +62,9 @@ mod tests {
         bench.idle(&[2]);
         assert_eq!(bench.drain(), [1, 0, 2]);
     }
+
+    #[test]
+    fn content_that_nobody_looks_at_is_not_asked_for() {
+        assert!(!Lru::new().wants_content());
+    }
 }

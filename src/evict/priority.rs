@@ -261,6 +261,29 @@ mod tests {
     }
 
     #[test]
+    fn priorities_fall_back_in_order_of_time_whatever_comes_and_goes_between() {
+        // 7 is prime to 101, so the durations are each of 1 to 100 once, in an order that mixes them.
+        let mut bench = Bench::new(Priority::new(), 101);
+        let duration = |block: u32| block * 7 % 101;
+        let blocks: Vec<u32> = (1..=100).collect();
+        store(&mut bench, &blocks);
+        for &block in &blocks {
+            bench.retain(block, keep(90, Some(duration(block).into())));
+        }
+        bench.idle(&blocks);
+        let is_held = |block: u32| block % 3 == 0;
+        blocks.iter().filter(|&&block| is_held(block)).for_each(|&block| bench.revive(block));
+        for time in 1..=100 {
+            bench.time(time.into());
+            let block = blocks.iter().copied().find(|&block| duration(block) == time);
+            if let Some(block) = block.filter(|&block| !is_held(block)) {
+                assert_eq!(bench.evict(), Some(block), "at {time}");
+            }
+        }
+        assert_eq!(bench.victim(), None);
+    }
+
+    #[test]
     fn being_held_again_starts_the_duration_anew() {
         let mut bench = Bench::new(Priority::new(), 2);
         store(&mut bench, &[0, 1]);

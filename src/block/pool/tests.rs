@@ -29,6 +29,20 @@ fn the_last_release_makes_a_block_idle_and_not_one_before() {
 }
 
 #[test]
+fn a_block_shared_more_often_than_can_be_counted_is_never_released() {
+    let mut pool = BlockPool::new(2).unwrap();
+    let block = pool.alloc().unwrap();
+    // One short of the most that are counted: to share a block 2^31 times takes a while.
+    pool.records[block.id().index()].refs = MOST_REFS - 1;
+    let shared = [(); 3].map(|()| pool.share(&block));
+    assert_eq!(pool.refs(block.id()), MOST_REFS);
+    for reference in shared {
+        pool.release(reference);
+    }
+    assert_eq!((pool.refs(block.id()), pool.available()), (MOST_REFS, 1));
+}
+
+#[test]
 fn blocks_with_identity_are_taken_last_and_in_order_of_release() {
     let mut pool = BlockPool::new(3).unwrap();
     let [a, b, c] = [(); 3].map(|()| pool.alloc().unwrap());
