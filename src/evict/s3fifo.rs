@@ -156,4 +156,16 @@ mod tests {
         bench.idle(&[0]);
         assert!(!bench.policy.lists[0].is_empty());
     }
+
+    #[test]
+    fn what_the_main_queue_evicts_is_not_remembered() {
+        let mut bench = Bench::new(S3Fifo::new(), 1);
+        store(&mut bench, &[0]);
+        bench.revive(0);
+        bench.idle(&[0]);
+        assert_eq!(bench.evict(), Some(0));
+        store(&mut bench, &[0]);
+        bench.idle(&[0]);
+        assert_eq!(bench.policy.lists[usize::from(SMALL)].front(), Some(0));
+    }
 }
