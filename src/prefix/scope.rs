@@ -153,3 +153,41 @@ impl Scopes {
         self.entries.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tenant(number: u32) -> Scope {
+        Scope::default().with_salt(&number.to_le_bytes())
+    }
+
+    #[test]
+    fn the_last_user_of_a_scope_takes_it_along_and_the_next_scope_has_its_place() {
+        let mut scopes = Scopes::new(0);
+        let id = scopes.acquire(&tenant(0));
+        assert_eq!((scopes.acquire(&tenant(0)), scopes.uses(id)), (id, 2));
+        scopes.share(id);
+        scopes.release(id);
+        scopes.release(id);
+        assert_eq!((scopes.find(&tenant(0)), scopes.uses(id)), (Some(id), 1));
+        let scope = Arc::downgrade(scopes.get(id));
+        scopes.release(id);
+        assert_eq!((scopes.find(&tenant(0)), scopes.uses(id)), (None, 0));
+        assert!(scope.upgrade().is_none(), "nothing is kept of it");
+        assert_eq!((scopes.acquire(&tenant(1)), scopes.len()), (id, 1));
+    }
+
+    #[test]
+    fn scopes_are_told_apart_by_a_hash_before_they_are_compared() {
+        // Of 10,000 numbers of 64 bits two are equal with a chance of 10^8 / 2^65.
+        let hashes = |seed| {
+            let scopes = Scopes::new(seed);
+            (0..5_000).map(move |number| scopes.hash(&tenant(number)))
+        };
+        let mut all: Vec<u64> = hashes(1).chain(hashes(2)).collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 10_000);
+    }
+}
