@@ -235,11 +235,34 @@ mod tests {
     }
 
     #[test]
+    fn a_block_keeps_all_extras_of_its_prompt_if_a_quarter_of_them_are_its_own() {
+        let extras: [_; 8] = core::array::from_fn(|at| extra(len32(at)..len32(at) + 1));
+        let query = Query::default().with_extras(&extras).to_owned().unwrap();
+        for (range, kept, run) in [(0..2, 8, 0..2), (5..8, 8, 5..8), (3..4, 1, 0..1), (7..9, 1, 0..1)] {
+            let shared = query.shared_extras(range.clone());
+            assert_eq!((shared.all.as_ref().unwrap().len(), &shared.run), (kept, &run), "{range:?}");
+            assert_eq!(shared.as_slice(), query.as_query().overlapping(range));
+        }
+        assert!(query.shared_extras(8..12).all.is_none(), "a block without extras keeps none");
+    }
+
+    #[test]
     fn a_hit_ends_at_the_border_of_an_uncuttable_range_but_not_inside() {
         let no_cut = [4..8, 8..12];
         let query = Query::default().with_no_cut(&no_cut).with_max_hit(12);
         let ends: alloc::vec::Vec<u32> = (0..16).filter(|&end| query.may_end(end)).collect();
         assert_eq!(ends, [0, 1, 2, 3, 4, 8, 12]);
+    }
+
+    #[test]
+    fn a_block_is_kept_as_the_highest_priority_that_overlaps_it_says() {
+        let keep = |range, priority| RangeRetention::new(range, Retention { priority, duration: None });
+        let kept = [keep(6..10, 80), keep(4..8, 50)];
+        let query = Query::default().with_retention(&kept);
+        let expected = [(0..4, None), (0..5, Some(50)), (4..8, Some(80)), (9..12, Some(80)), (10..14, None)];
+        for (range, priority) in expected {
+            assert_eq!(query.retention_of(range.clone()).map(|kept| kept.priority), priority, "{range:?}");
+        }
     }
 
     #[test]
