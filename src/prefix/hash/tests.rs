@@ -79,9 +79,16 @@ fn sha256_cbor_tags_extras_in_order_and_salts_the_first_block_only() {
             "1afadfa01f9b44fb71e942dfd7444185fbec1b6e176c63647fd1d32f33b21d9a",
         ]
     );
-    // ["mm", "abab…", 2, 6] in the first block.
+    // ["mm", "abab…", 2, 6] in the first block; -2, 2 and ["mm", "0101…", 3, 5] in the second; -1, 1 in the third.
     let got = all(&Sha256Cbor::new().with_ends(), &scope, &TOKENS, &extras);
-    assert_eq!(got[0], "9a4fa78d7725545ec9461e11df0dc3d4624eee9d6635104a5bea9a7f4103969c");
+    assert_eq!(
+        got,
+        [
+            "9a4fa78d7725545ec9461e11df0dc3d4624eee9d6635104a5bea9a7f4103969c",
+            "5b7c0f09ddb6f6e99a8b2be263b84a7a092da8333a7130018c51b574ae9543cd",
+            "4dfae1147873f04fad6d396518142bde3587ee338035d3d29061ab0d7a0ed349",
+        ]
+    );
 }
 
 /// By another encoder (Python's struct) and another BLAKE3, over the message in the head of `blake3.rs`.
