@@ -91,6 +91,23 @@ fn sha256_cbor_tags_extras_in_order_and_salts_the_first_block_only() {
     );
 }
 
+/// The same encoder, over
+/// ```text
+/// [root, [1, 2, 3, 4], [["lora", "a", "18446744073709551615"], ["mm", "0000…", 0]]]
+/// [root, [1, 2, 3, 4], [["lora", "a", "0"], ["mm", "0000…", 3]]]
+/// ```
+#[cfg(feature = "sha256")]
+#[test]
+fn sha256_cbor_writes_the_largest_and_the_smallest_numbers_in_full() {
+    let hash = |version, position| {
+        let scope = Scope::default().with_adapter(b"a", version);
+        let extra = Extra::new(position..4, [0; 32]);
+        all(&Sha256Cbor::new(), &scope, &[1, 2, 3, 4], core::slice::from_ref(&extra)).pop().unwrap()
+    };
+    assert_eq!(hash(u64::MAX, 0), "3be191dd0ca54f5436d8f701171096f5e6ff3ccc00b7b4609edbc8cfb4d09a49");
+    assert_eq!(hash(0, 3), "fb48c146a16f567fbf4cd8ebced7ef9460f5c70cdf44689e2e50c68903c1c9d2");
+}
+
 /// By another encoder (Python's struct) and another BLAKE3, over the message in the head of `blake3.rs`.
 #[cfg(feature = "blake3")]
 #[test]
