@@ -1,5 +1,6 @@
 //! One suite for every policy: what [`Evict`] promises, under random chains, against a plain model.
 
+use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -337,16 +338,34 @@ fn laws<E: Evict>(new: impl Fn() -> E, leaves_first: bool) {
         }
         // Another instance gives the same answers to the same calls, and allocates nothing.
         let mut bench = Bench::new(new(), num_blocks);
-        let allocated = allocation_counter::measure(|| {
-            for call in &world.calls {
-                let answer = make(&mut bench, call);
-                if let Call::Victim { answer: expected } = *call {
-                    assert_eq!(answer, expected);
-                }
-            }
-        });
+        let allocated = allocation_counter::measure(|| repeat(&mut bench, &world.calls));
         assert_eq!(allocated.count_total, 0);
     }
+}
+
+/// Makes calls again, which must be answered as they were.
+fn repeat<E: Evict>(bench: &mut Bench<E>, calls: &[Call]) {
+    for call in calls {
+        let answer = make(bench, call);
+        if let Call::Victim { answer: expected } = *call {
+            assert_eq!(answer, expected);
+        }
+    }
+}
+
+#[test]
+fn a_policy_answers_in_a_box_as_it_does_without() {
+    fn boxed<E: Evict + 'static>(new: impl Fn() -> E) {
+        let mut world = World::new(new(), 40, false, 1);
+        world.run(2_000);
+        let inside: Box<dyn Evict> = Box::new(new());
+        assert_eq!(inside.wants_content(), new().wants_content());
+        repeat(&mut Bench::new(inside, 40), &world.calls);
+    }
+    // The first wants nothing but what every policy is told, the second content and evictions, the third time and wishes.
+    boxed(Lru::new);
+    boxed(S3Fifo::new);
+    boxed(Priority::new);
 }
 
 /// One test per policy.

@@ -125,3 +125,71 @@ fn pools_without_a_block_or_beyond_memory_are_refused() {
     );
     assert!(BlockPool::new(u32::MAX).is_err());
 }
+
+#[test]
+fn a_pool_that_contradicts_itself_is_found_out() {
+    // Block 0 is reserved, 1 held once, 2 twice and once of these displaced, 3 cached, 4 withheld, 5 to 7 blank.
+    let sound = || {
+        let mut pool = BlockPool::with_reserved(8, 1, true, Lru::new()).unwrap();
+        let [_, held, named, withheld] = [(); 4].map(|()| pool.alloc().unwrap());
+        let _shared = pool.share(&held);
+        pool.displace(held.id(), 0);
+        pool.set_identity(&named, Some(identity(1)));
+        pool.release(named);
+        pool.release_after(withheld, 1);
+        pool
+    };
+    let check = |pool: &BlockPool| {
+        pool.check(|block| match block.get() {
+            1 => (1, 0),
+            2 => (2, 1),
+            _ => (0, 0),
+        })
+    };
+    assert_eq!(check(&sound()), Ok(()));
+    type Harm = fn(&mut BlockPool);
+    let harms: [(Harm, &str); 18] = [
+        (|pool| pool.withheld = pool.blank, "a block is on two lists, or a list is longer than it says"),
+        // A copy of the list, changed behind its back.
+        (
+            |pool| { pool.blank }.push_back(&mut pool.links, 1),
+            "a block is on two lists, or a list is longer than it says",
+        ),
+        (|pool| { pool.blank }.remove(&mut pool.links, 7), "a list is shorter than it says"),
+        (|pool| pool.cached += 1, "the number of cached blocks is wrong"),
+        (|pool| pool.cached -= 1, "the number of cached blocks is wrong"),
+        (|pool| pool.shared += 1, "the number of shared blocks is wrong"),
+        (|pool| pool.shared -= 1, "the number of shared blocks is wrong"),
+        (|pool| pool.records[2].refs += 1, "a reference count is not the number of holders"),
+        (|pool| _ = pool.displace(BlockId::new(1), 0), "a reference count is not the number of holders"),
+        (|pool| pool.records[0].refs = LISTED, "a reserved block is in use"),
+        (|pool| pool.records[1].refs |= LISTED, "a block is neither held nor idle, or both"),
+        (|pool| pool.records[7].refs = 0, "a block is neither held nor idle, or both"),
+        (
+            |pool| {
+                pool.records[7].identity = Some(identity(2));
+                pool.cached += 1;
+            },
+            "an idle block is on the wrong list",
+        ),
+        (
+            |pool| {
+                pool.records[3].identity = None;
+                pool.cached -= 1;
+            },
+            "an idle block is on the wrong list",
+        ),
+        (|pool| _ = pool.displace(BlockId::new(8), 0), "a block waits for a holder that does not come back"),
+        (
+            |pool| _ = pool.displaced.insert(1, Displaced::default()),
+            "a block waits for a holder that does not come back",
+        ),
+        (|pool| pool.available += 1, "the number of available blocks is wrong"),
+        (|pool| pool.available -= 1, "the number of available blocks is wrong"),
+    ];
+    for (at, (harm, found)) in harms.into_iter().enumerate() {
+        let mut pool = sound();
+        harm(&mut pool);
+        assert_eq!(check(&pool), Err(found), "harm {at}");
+    }
+}
