@@ -46,12 +46,10 @@ impl PrefixIndex {
                 if core::mem::replace(&mut owner[ix(block)], id) != NIL {
                     return Err("a block belongs to two nodes");
                 }
-                if self.is_computed(BlockId::new(block))
-                    && !core::mem::replace(&mut computed, self.is_computed(BlockId::new(block)))
-                {
+                let before = core::mem::replace(&mut computed, self.is_computed(BlockId::new(block)));
+                if computed && !before {
                     return Err("a computed block stands behind one that is not");
                 }
-                computed &= self.is_computed(BlockId::new(block));
                 company |= block != entry;
             }
             for block in (entry != NIL).then_some(entry).into_iter().chain(node.ring().iter(links)) {

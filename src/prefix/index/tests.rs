@@ -177,3 +177,65 @@ fn what_was_never_announced_is_not_withdrawn() {
     let name = Name.identity(&Hashed::new(None, &crate::Scope::default(), 0, &[7]));
     assert_eq!((stored.identity, *identity), (name, name));
 }
+
+#[test]
+fn an_index_that_contradicts_itself_is_found_out() {
+    // Node 0 has block 0 and two children: 1 with blocks 1 and 2 and, from step 5 on, 3; and 2 with block 4. Node 3 has an
+    // extra and block 5. Node 4 has lost its block and keeps a child, 5 with block 6. Node 6 is vacant; block 7 has no node.
+    let sound = || {
+        let (mut index, scope) = index(8);
+        let mut links = Links::new(8).unwrap();
+        node(&mut index, scope, 10, Some((0, 0)), &mut links);
+        for block in [(1, 0), (2, 0), (3, 5)] {
+            node(&mut index, Parent::Node(0), 1, Some(block), &mut links);
+        }
+        node(&mut index, Parent::Node(0), 2, Some((4, 0)), &mut links);
+        let extras = SharedExtras { all: Some(Arc::new([Extra::new(0..4, [1; 32])])), run: 0..1 };
+        let with_extra = index.promise(scope, &[20; 4], extras).node;
+        index.fill(with_extra, BlockId::new(5), 0, &mut links);
+        let without = node(&mut index, scope, 30, Some((6, 0)), &mut links);
+        let child = index.promise(Parent::Node(without), &[1; 4], SharedExtras::default()).node;
+        index.vacate(without, BlockId::new(6), &mut links);
+        index.fill(child, BlockId::new(6), 0, &mut links);
+        let vacant = index.promise(scope, &[40; 4], SharedExtras::default());
+        index.unpromise(vacant);
+        (index, links, [Some(0), Some(1), Some(1), Some(1), Some(2), Some(3), Some(5), None])
+    };
+    type Names = [Option<u32>; 8];
+    type Harm = fn(&mut PrefixIndex, &mut Names);
+    let check = |index: &PrefixIndex, links: &Links, names: &Names| index.check(8, links, |block| names[block.index()]);
+    let (index, links, names) = sound();
+    assert_eq!(check(&index, &links, &names), Ok(alloc::vec![3]));
+    const EMPTY: &str = "an empty node was kept, or has twins without an entry";
+    const BEHIND: &str = "a computed block stands behind one that is not";
+    const ALONE_OR_NOT: &str = "a block does not know whether it is alone";
+    const TREES: &str = "the trees do not hold the living nodes, or the table not their extras";
+    const NAMELESS: &str = "a block without identity is being computed, or has twins";
+    let harms: [(Harm, &str); 20] = [
+        (|index, _| index.nodes[6].top = 6, "a node is vacant twice"),
+        (|index, _| index.nodes[0].entry.set_flag(true), "a node waits for a plan that is over"),
+        (|index, _| index.nodes[1].parent = Tagged::new(6, false), "a node hangs on a vacant one"),
+        (|index, _| index.nodes[2].entry.set(NIL), EMPTY),
+        (|index, _| index.nodes[4].twins.set(7), EMPTY),
+        (|index, _| index.nodes[2].entry.set(0), "a block belongs to two nodes"),
+        (|index, _| index.states[1] = mark(5), BEHIND),
+        (|index, _| (index.states[2], index.states[3]) = (mark(5), COMPANY), BEHIND),
+        (|index, _| index.states[0] = COMPANY, ALONE_OR_NOT),
+        (|index, _| index.states[1] = ALONE, ALONE_OR_NOT),
+        (|index, _| index.states[2] = ALONE, ALONE_OR_NOT),
+        (|index, _| index.tokens[8..12].fill(1), "a child is not where its content leads"),
+        (|index, _| index.tokens[12..16].fill(10), "a node is not found by its content"),
+        (|index, _| index.nodes[2].top = 5, TREES),
+        (|index, _| index.extras.clear(), TREES),
+        (|index, _| _ = index.extras.insert(0, SharedExtras::default()), TREES),
+        (|_, names| names[0] = None, "a block's identity is not the node that it belongs to"),
+        (|_, names| names[7] = Some(0), "a block's identity is not the node that it belongs to"),
+        (|index, _| index.states[7] = COMPANY, NAMELESS),
+        (|index, _| index.states[7] = mark(5), NAMELESS),
+    ];
+    for (at, (harm, found)) in harms.into_iter().enumerate() {
+        let (mut index, links, mut names) = sound();
+        harm(&mut index, &mut names);
+        assert_eq!(check(&index, &links, &names), Err(found), "harm {at}");
+    }
+}
