@@ -157,6 +157,19 @@ mod tests {
     }
 
     #[test]
+    fn content_that_was_evicted_several_times_is_found_as_often_the_newest_first() {
+        let mut ghost = Ghost::<8>::new();
+        ghost.start(8, 1).unwrap();
+        let key = key_of(None, &[1]);
+        // At the end the whole line is of this content.
+        for times in 1..=8 {
+            (0..times).for_each(|payload| ghost.put(key, payload));
+            let found: Vec<u32> = core::iter::from_fn(|| ghost.take(key)).collect();
+            assert!(found.into_iter().eq((0..times).rev()), "{times} times");
+        }
+    }
+
+    #[test]
     fn a_memory_has_room_for_whole_lines_and_one_at_least() {
         // (blocks, entries per block): 9 × 2 are two lines of 8 and two entries that make none.
         for (num_blocks, per_block, lines) in [(1, 1, 1), (8, 1, 1), (9, 2, 2), (24, 1, 3), (7, 8, 7)] {

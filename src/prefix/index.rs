@@ -411,7 +411,7 @@ fn extras_of<'a>(nodes: &[Node], extras: &'a HashMap<u32, SharedExtras, FixedSta
 fn same_tokens(held: &[TokenId], wanted: &[TokenId]) -> bool {
     #[cfg(test)]
     if crate::planted::is(crate::planted::Bug::IdentityIgnoresLastToken) {
-        return held.len() == wanted.len() && held.split_last().map(|x| x.1) == wanted.split_last().map(|x| x.1);
+        return held.split_last().map(|x| x.1) == wanted.split_last().map(|x| x.1);
     }
     // Eight tokens at a time, which the compiler compares at once: a call of `memcmp` costs more than a block of 16 does.
     let (a, b) = (held.chunks_exact(8), wanted.chunks_exact(8));
