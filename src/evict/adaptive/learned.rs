@@ -18,8 +18,18 @@ pub(super) struct Learned {
     pub(super) first_gap: u8,
     /// By class of uses and kind.
     pub(super) levels: [[u8; KINDS]; 6],
-    /// Gaps count in full, or half.
-    pub(super) halve_gaps: bool,
+    pub(super) life: Life,
+}
+
+/// LRU's lifetime.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Life {
+    /// Below a quarter of the median first gap.
+    Short,
+    /// Below it.
+    Middle,
+    /// As long, or longer.
+    Long,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,7 +62,7 @@ impl Learned {
             first_gaps: [0; 16],
             first_gap: 6,
             levels: [[4; KINDS]; 6],
-            halve_gaps: false,
+            life: Life::Short,
         }
     }
 
@@ -91,7 +101,13 @@ impl Learned {
         } else {
             2
         };
-        self.halve_gaps = lived >= first;
+        self.life = if lived * 4 < first {
+            Life::Short
+        } else if lived < first {
+            Life::Middle
+        } else {
+            Life::Long
+        };
         // All but the ends of chains, with one in four to begin with.
         let (mut idle, mut back) = (4, 1);
         for odds in self.few[1..].iter().chain(&self.many[1..]) {

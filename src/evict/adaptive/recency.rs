@@ -4,10 +4,12 @@ use crate::id::ix;
 
 const BUCKETS: u16 = 128;
 
-/// How many blocks, cached or not, were last idle when: counts over a ring of stretches of time.
+/// How many blocks, cached or not, were last idle when, and which of them are candidates: counts over a ring of
+/// stretches of time.
 ///
 /// An LRU cache holds the blocks used last, as many as fit. So it would still hold a block that was last idle no longer
-/// ago than the *cutoff*: the age up to which as many different blocks were idle as the pool has.
+/// ago than the *cutoff*: the age up to which as many different blocks were idle as the pool has. A candidate older than
+/// that takes the room of one that LRU would have and this cache has not: so many are *missing*.
 #[derive(Clone, Debug)]
 pub(super) struct Recency {
     counts: [u32; ix(BUCKETS as u32)],
@@ -18,11 +20,31 @@ pub(super) struct Recency {
     head: u16,
     into: u16,
     cutoff: Option<u16>,
+    /// Candidates, by the stretch in which they became idle; and all of them.
+    idle: [u32; ix(BUCKETS as u32)],
+    candidates: u32,
+    /// Candidates that LRU would still have, and the bucket's of the cutoff, which get too old tick by tick.
+    young: u32,
+    ageing: u32,
+    /// Evicted though LRU would have kept them, for requests that still hold what they took the room for.
+    displaced: u32,
 }
 
 impl Recency {
     pub(super) const fn new() -> Self {
-        Self { counts: [0; ix(BUCKETS as u32)], num_blocks: 0, width: 1, head: 0, into: 0, cutoff: None }
+        Self {
+            counts: [0; ix(BUCKETS as u32)],
+            num_blocks: 0,
+            width: 1,
+            head: 0,
+            into: 0,
+            cutoff: None,
+            idle: [0; ix(BUCKETS as u32)],
+            candidates: 0,
+            young: 0,
+            ageing: 0,
+            displaced: 0,
+        }
     }
 
     /// For a pool of so many blocks, with so many ticks to a turnover of the pool.
@@ -43,17 +65,69 @@ impl Recency {
         self.cutoff.is_none_or(|cutoff| age <= cutoff)
     }
 
-    /// A block becomes idle; the age is how long ago it was before, if anybody remembers.
+    /// Whether LRU would have evicted it beyond doubt: the cutoff is half a bucket off at times.
+    #[inline]
+    pub(super) fn surely_gone(&self, age: u16) -> bool {
+        !self.keeps(age.saturating_sub(self.width / 2))
+    }
+
+    /// Blocks that LRU would have and this cache has not.
+    #[inline]
+    pub(super) fn missing(&self) -> u32 {
+        let old = if self.cutoff.is_none() { 0 } else { self.candidates.saturating_sub(self.young) };
+        old + self.displaced
+    }
+
+    /// The share of LRU's lifetime that a bucket is, in 1/256.
+    pub(super) fn share(&self) -> u32 {
+        self.cutoff.map_or(0, |cutoff| u32::from(self.width) * 256 / u32::from(cutoff.max(1)))
+    }
+
+    /// The bucket of an age, if it is not out of the ring.
+    #[inline]
+    fn bucket(&self, age: u16) -> Option<usize> {
+        let behind = age.saturating_sub(self.into).div_ceil(self.width);
+        (behind < BUCKETS).then(|| self.behind(behind))
+    }
+
+    #[inline]
+    fn behind(&self, buckets: u16) -> usize {
+        usize::from((self.head + BUCKETS - buckets) % BUCKETS)
+    }
+
+    /// A block becomes a candidate; the age is how long ago it did before, if anybody remembers.
     #[inline]
     pub(super) fn touch(&mut self, age: Option<u16>) {
-        if let Some(age) = age {
-            let behind = age.saturating_sub(self.into).div_ceil(self.width);
-            if behind < BUCKETS {
-                let count = &mut self.counts[usize::from((self.head + BUCKETS - behind) % BUCKETS)];
-                *count = count.saturating_sub(1);
-            }
+        if let Some(at) = age.and_then(|age| self.bucket(age)) {
+            self.counts[at] = self.counts[at].saturating_sub(1);
         }
         self.counts[usize::from(self.head)] += 1;
+        self.idle[usize::from(self.head)] += 1;
+        self.candidates += 1;
+        self.young += 1;
+        self.displaced = self.displaced.saturating_sub(1);
+    }
+
+    /// A candidate of this age is none any more.
+    #[inline]
+    pub(super) fn leave(&mut self, age: u16) {
+        self.candidates = self.candidates.saturating_sub(1);
+        if let Some(at) = self.bucket(age) {
+            self.idle[at] = self.idle[at].saturating_sub(1);
+        }
+        if self.keeps(age) {
+            self.young = self.young.saturating_sub(1);
+        }
+    }
+
+    /// A block of this age is evicted. Whether it is time to look at the account.
+    #[inline]
+    pub(super) fn evicted(&mut self, age: u16) -> bool {
+        if !self.keeps(age) {
+            return false;
+        }
+        self.displaced += 1;
+        self.displaced % 8 == 0
     }
 
     /// A tick has passed. Whether it began a bucket.
@@ -63,25 +137,37 @@ impl Recency {
     pub(super) fn tick(&mut self) -> bool {
         self.into += 1;
         if self.into < self.width {
+            let share = |ticks: u16| self.ageing * u32::from(ticks) / u32::from(self.width);
+            self.young = self.young.saturating_sub(share(self.into) - share(self.into - 1));
             return false;
         }
         self.into = 0;
         self.head = (self.head + 1) % BUCKETS;
         self.counts[usize::from(self.head)] = 0;
-        self.cutoff = None;
+        self.idle[usize::from(self.head)] = 0;
+        // What a request took and never gave back, since it was discarded, is forgotten bit by bit.
+        self.displaced -= self.displaced.div_ceil(8);
+        self.find_cutoff();
+        true
+    }
+
+    fn find_cutoff(&mut self) {
+        (self.cutoff, self.young, self.ageing) = (None, 0, 0);
         let mut room = self.num_blocks;
         for behind in 1..BUCKETS {
-            let count = self.counts[usize::from((self.head + BUCKETS - behind) % BUCKETS)];
+            let at = self.behind(behind);
+            let (count, idle) = (self.counts[at], self.idle[at]);
             if count >= room {
-                let width = u32::from(self.width);
-                // Below the width, since room is at most the count, which is not zero: room never is.
-                let part = u64::from(room) * u64::from(width) / u64::from(count);
-                self.cutoff = u16::try_from(part).ok().map(|part| (behind - 1) * self.width + part);
-                break;
+                // No more than the whole, since room is at most the count, which is not zero: room never is.
+                let part = |whole: u32| u64::from(whole) * u64::from(room) / u64::from(count);
+                self.cutoff = u16::try_from(part(self.width.into())).ok().map(|part| (behind - 1) * self.width + part);
+                self.young += u32::try_from(part(idle)).unwrap_or(idle);
+                self.ageing = idle.min(u32::MAX / u32::from(self.width));
+                return;
             }
+            self.young += idle;
             room -= count;
         }
-        true
     }
 }
 
@@ -120,5 +206,34 @@ mod tests {
             recency.tick();
         }
         assert_eq!(recency.cutoff(), None);
+    }
+
+    #[test]
+    fn what_is_older_than_the_cutoff_is_what_lru_has_more() {
+        let mut recency = Recency::new();
+        recency.start(64, 64);
+        // Two new blocks a tick, all of them candidates, until the pool is full.
+        let ticks = |recency: &mut Recency, evicted: fn(u16) -> u16| {
+            for _ in 0..32_u16 {
+                for _ in 0..2 {
+                    let age = evicted(32);
+                    if age > 0 {
+                        recency.leave(age);
+                        recency.evicted(age);
+                    }
+                    recency.touch(None);
+                }
+                recency.tick();
+            }
+        };
+        ticks(&mut recency, |_| 0);
+        assert_eq!(recency.missing(), 0);
+        // Evicting the oldest is what LRU does.
+        ticks(&mut recency, |oldest| oldest);
+        assert_eq!((recency.cutoff(), recency.missing()), (Some(32), 0));
+        // Evicting what was idle eight ticks ago instead keeps an old one for each: after 32 ticks, all but the 16 of the
+        // last eight.
+        ticks(&mut recency, |_| 8);
+        assert_eq!(recency.missing(), 48);
     }
 }

@@ -1,22 +1,26 @@
-//! Whether to trust what was learned, or to be LRU.
+//! How far to trust what was learned: the account against LRU.
 
+/// Of all blocks so far, and of all requests, one in so many may be lost against LRU.
+const BUDGET: i64 = 384;
 /// Requests are weighed in this many parts.
 const PARTS: i64 = 64;
-/// Blocks that chance alone may cost, at most, where √n is less.
-const MOST_NOISE: i64 = 400;
-/// Turnovers of the pool to wait before the first further attempt, and at most.
-const PATIENCE: u64 = 8;
-const MOST_PATIENCE: u64 = 64;
+/// One in so many blocks of the pool, and some at least, count as missing and asked for to begin with.
+const PRIOR: u32 = 40;
+const LEAST_PRIOR: u32 = 8;
+/// Pools of missing blocks after which half of what the odds rest on is forgotten.
+const MEMORY: u64 = 4;
 
-/// Keeps the account of hits against those that LRU would have had, once by blocks and once by requests, and says when
-/// to be LRU.
+/// Keeps the account of hits against those that LRU would have had, by blocks and by requests, and says when to evict
+/// nothing that LRU would keep.
 ///
-/// The *debt* is hits of LRU minus own ones. While it is below a limit, the policy is trusted; above, it is LRU until the
-/// debt is half the limit again. The limit is a thousandth of all blocks so far, or √(n × len) of a pool of n and chains of len
-/// blocks on average, since a lead is lost by mere chance now and then, and that much of it is noise. By requests it is
-/// three quarters of that. Debts below half the limit come about by forgiveness: a block
-/// for every 512, and everything after eight turnovers of the pool, sixteen the next time, and so on up to 64. Hits ahead
-/// of LRU are put by, up to one pool of them.
+/// The *debt* is hits of LRU minus own ones. But a debt is seen late: what is evicted though LRU keeps it costs a hit only
+/// when somebody asks for it, and then it is too late for all else that is *missing*. So what is missing counts as owed
+/// beforehand, at the *odds* that it will be: those at which it was asked for so far, and certainty to begin with. What is
+/// owed and will be must stay within a 384th of all blocks so far. Odds may turn, so hits ahead of LRU, of which up to a
+/// pool is put by, cover as many missing blocks, and not more at better odds.
+///
+/// So against LRU no more than a 384th is lost as long as the odds hold, and when they turn, no more in addition than
+/// what is missing then, at most a pool of blocks. What is missing was asked for by then, and the odds know.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trust {
     num_blocks: u32,
@@ -27,9 +31,10 @@ pub(super) struct Trust {
     /// The request at hand: its debt and its blocks.
     run_debt: i64,
     run_len: i64,
-    lru: bool,
-    wait: u64,
-    patience: u64,
+    /// Missing blocks that were asked for, and that could have been: each for one lifetime of LRU, in 1/256.
+    asked: u64,
+    could: u64,
+    bound: bool,
 }
 
 impl Trust {
@@ -42,9 +47,9 @@ impl Trust {
             requests: 0,
             run_debt: 0,
             run_len: 0,
-            lru: false,
-            wait: 0,
-            patience: PATIENCE,
+            asked: 0,
+            could: 0,
+            bound: false,
         }
     }
 
@@ -52,10 +57,10 @@ impl Trust {
         self.num_blocks = num_blocks;
     }
 
-    /// Whether to be LRU.
+    /// Whether to evict nothing that LRU would keep.
     #[inline]
-    pub(super) const fn is_lru(&self) -> bool {
-        self.lru
+    pub(super) const fn is_bound(&self) -> bool {
+        self.bound
     }
 
     /// A sequence begins to give its blocks back.
@@ -63,58 +68,52 @@ impl Trust {
         if self.run_len > 0 {
             self.request_debt += self.run_debt * PARTS / self.run_len;
             self.requests += 1;
-            if self.requests % 512 == 0 && self.request_debt > 0 {
-                self.request_debt -= PARTS;
-            }
         }
         (self.run_debt, self.run_len) = (0, 0);
     }
 
-    /// It gives back a block that LRU would have found, and that was found. Whether the mind was changed.
+    /// It gives back a block that LRU would have found, and that was found.
     #[inline]
-    pub(super) fn block(&mut self, lru: bool, own: bool) -> bool {
+    pub(super) fn block(&mut self, lru: bool, own: bool) {
         self.blocks += 1;
         self.run_len += 1;
         let debt = i64::from(lru) - i64::from(own);
         self.debt += debt;
         self.run_debt += debt;
-        if self.blocks % 512 == 0 && self.debt > 0 {
-            self.debt -= 1;
+        if lru && !own {
+            self.asked += 1;
         }
-        if self.lru {
-            self.wait = self.wait.saturating_sub(1);
-        }
-        // Nothing below changes while everything is even, and it need not be seen at once.
-        if self.blocks % 32 == 0 { self.weigh() } else { false }
     }
 
-    fn weigh(&mut self) -> bool {
+    /// So many blocks were missing for a share, in 1/256, of the time for which LRU keeps a block.
+    pub(super) fn missed(&mut self, missing: u32, share: u32) {
+        self.could += u64::from(missing) * u64::from(share);
+        if self.could > u64::from(self.num_blocks) * MEMORY * 256 {
+            self.could /= 2;
+            self.asked /= 2;
+        }
+    }
+
+    /// Looks at the account; so many blocks are missing. Whether the mind was changed.
+    pub(super) fn weigh(&mut self, missing: u32) -> bool {
         let pool = i64::from(self.num_blocks);
         let blocks = i64::try_from(self.blocks).unwrap_or(i64::MAX).max(1);
         let requests = i64::try_from(self.requests).unwrap_or(i64::MAX);
-        // Chains come and go as one, so that chance is in chains: √(n / len) of them, of len blocks.
-        let len = (blocks / (requests + 1)).clamp(1, 32);
-        let noise = (pool * len).isqrt().min(MOST_NOISE.max(pool.isqrt()));
-        let limit = (blocks >> 10).max(noise).min(pool / 16).max(8);
-        // As many requests of mean length.
-        let per_request = |blocks_: i64| blocks_.saturating_mul(PARTS).saturating_mul(requests + 1) / blocks;
-        let request_limit = per_request(limit * 3 / 4);
         self.debt = self.debt.max(-pool);
-        self.request_debt = self.request_debt.max(-per_request(pool));
-        if !self.lru {
-            self.lru = self.debt > limit || self.request_debt > request_limit;
-            if self.lru {
-                self.wait = u64::from(self.num_blocks) * self.patience;
-                self.patience = (2 * self.patience).min(MOST_PATIENCE);
-            }
-            return self.lru;
-        }
-        if self.wait == 0 {
-            self.debt = self.debt.min(limit / 2 - 1);
-            self.request_debt = self.request_debt.min(request_limit / 2 - 1);
-        }
-        self.lru = self.debt >= limit / 2 || self.request_debt >= request_limit / 2;
-        !self.lru
+        self.request_debt = self.request_debt.max(-pool.saturating_mul(PARTS).saturating_mul(requests) / blocks);
+
+        let spare = u64::try_from(blocks / BUDGET - self.debt.max(0)).ok();
+        let covered = u32::try_from(-self.debt).unwrap_or(0);
+        let prior = u64::from((self.num_blocks / PRIOR).max(LEAST_PRIOR));
+        let (could, asked) = (self.could / 256, self.asked);
+        let was = self.bound;
+        self.bound = self.request_debt > requests.saturating_mul(PARTS) / BUDGET
+            || spare.is_none_or(|spare| {
+                // Below 2^32 and 2^35 each but for the budget, of which a pool is as good as more.
+                let spare = spare.min(u64::from(self.num_blocks));
+                u64::from(missing.saturating_sub(covered)) * (asked.min(could) + prior) > spare * (could + prior)
+            });
+        self.bound != was
     }
 }
 
@@ -122,43 +121,92 @@ impl Trust {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_debt_above_the_limit_makes_it_lru_and_waiting_forgives_it() {
+    /// A trust in a pool of 1,024 blocks, with as many requests of one block that were even.
+    fn after(requests: u64) -> Trust {
         let mut trust = Trust::new();
         trust.start(1024);
-        // Chains of one block: √1024 is 32 blocks, or 24 requests, and every 32 blocks it is looked at.
-        let mut block = |lru| {
+        for _ in 0..requests {
             trust.request();
-            (trust.block(lru, false), trust.is_lru())
-        };
-        for _ in 0..31 {
-            assert_eq!(block(true), (false, false));
+            trust.block(true, true);
         }
-        assert_eq!(block(true), (true, true));
-        // The wait is 8 turnovers; after the change it takes that many blocks that are even.
-        let mut blocks = 0;
-        while block(false) == (false, true) {
-            blocks += 1;
-            assert!(blocks < 8 * 1024 + 32);
-        }
-        assert!(!trust.is_lru() && blocks > 6 * 1024);
+        trust
+    }
+
+    fn bound(trust: &mut Trust, missing: u32) -> bool {
+        trust.weigh(missing);
+        trust.is_bound()
     }
 
     #[test]
-    fn a_lead_is_put_by_up_to_a_pool() {
-        let mut trust = Trust::new();
-        trust.start(64);
-        for _ in 0..10_000 {
+    fn what_is_missing_is_owed_until_the_odds_are_known() {
+        // 38,400 / 384 is 100.
+        let mut trust = after(38_400);
+        assert!(!bound(&mut trust, 100) && bound(&mut trust, 101));
+        // 100 blocks were missing for as long as LRU keeps a block, and nobody asked: the odds are 25 in 125, of the prior.
+        trust.missed(100, 256);
+        assert!(!bound(&mut trust, 500) && bound(&mut trust, 501));
+        // Somebody did, for 50 of them: 75 in 125, and half of the budget is spent.
+        for _ in 0..50 {
+            trust.block(true, false);
+        }
+        assert!(!bound(&mut trust, 83) && bound(&mut trust, 84));
+    }
+
+    #[test]
+    fn a_debt_beyond_the_budget_binds_until_there_were_as_many_blocks() {
+        let mut trust = after(384);
+        trust.request();
+        trust.block(true, false);
+        trust.request();
+        assert!(!bound(&mut trust, 0));
+        trust.block(true, false);
+        trust.request();
+        assert!(bound(&mut trust, 0));
+        for _ in 0..384 {
+            trust.block(true, true);
+            trust.request();
+        }
+        assert!(!bound(&mut trust, 0) && bound(&mut trust, 1));
+    }
+
+    #[test]
+    fn a_lead_covers_as_many_blocks_and_a_pool_of_it_is_put_by() {
+        let mut trust = after(0);
+        for _ in 0..10 {
+            trust.request();
             trust.block(false, true);
         }
-        // 64 ahead; the limit is pool / 16, raised to 8; every 32 it is looked at.
-        for _ in 0..64 {
-            trust.block(true, false);
-            assert!(!trust.is_lru());
+        assert!(!bound(&mut trust, 10) && bound(&mut trust, 11));
+        for _ in 0..5000 {
+            trust.request();
+            trust.block(false, true);
         }
-        for _ in 0..64 {
+        assert!(!bound(&mut trust, 1024));
+        // The lead is gone, and 15 more: 6,049 / 384.
+        for lost in 0..1024 + 15 {
+            assert!(!bound(&mut trust, 0), "{lost}");
             trust.block(true, false);
         }
-        assert!(trust.is_lru());
+        assert!(!bound(&mut trust, 0));
+        trust.block(true, false);
+        assert!(bound(&mut trust, 0));
+    }
+
+    #[test]
+    fn requests_have_an_account_of_their_own() {
+        // Long requests lead by what the short ones lose.
+        let mut trust = after(384);
+        for _ in 0..2 {
+            trust.request();
+            for _ in 0..100 {
+                trust.block(false, true);
+            }
+            for _ in 0..4 {
+                trust.request();
+                trust.block(true, false);
+            }
+        }
+        trust.request();
+        assert!(trust.debt < 0 && bound(&mut trust, 0));
     }
 }

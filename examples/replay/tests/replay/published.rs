@@ -9,7 +9,7 @@ use replay::trace::Trace;
 use crate::plain;
 
 /// The trace, or `None`, said aloud, where `PAGED_KV_DATA` names no folder with it.
-fn mooncake() -> Option<PathBuf> {
+pub(crate) fn mooncake() -> Option<PathBuf> {
     let skip = |why: &str| {
         // Past the test runner, which keeps to itself what a passing test prints.
         let _ = writeln!(std::io::stderr(), "SKIPPED, no published hit rates: {why}");
