@@ -119,7 +119,8 @@ fn what_goes_for_a_block_is_below_it_though_nodes_between_have_no_block() {
     index.vacate(between, BlockId::new(2), &mut links);
     assert_eq!((index.entry(promised), index.entry(between)), (None, None));
     let below = |may: fn(u32) -> bool| index.last_below(top, |block| may(block.get())).map(BlockId::get);
-    assert_eq!(below(|_| true), Some(3));
+    assert_eq!(below(|_| true), Some(4));
+    assert_eq!(below(|block| block != 4), Some(3));
     assert_eq!(below(|_| false), None);
 }
 

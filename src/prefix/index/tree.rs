@@ -40,7 +40,8 @@ impl PrefixIndex {
         best
     }
 
-    /// The last of a node's descendants, along first children, whose block may be evicted.
+    /// The last of a node's descendants, along first children, whose block may be evicted. A child whose block may goes
+    /// before one that has no block, below which there may be none.
     ///
     /// # Complexity
     /// O(depth below × siblings that may not).
@@ -49,13 +50,15 @@ impl PrefixIndex {
         loop {
             let mut below = None;
             self.forks.each(self.nodes[ix(at)].top, |child| {
-                match self.entry(child) {
-                    Some(block) if may(block) => below = Some((child, Some(block))),
-                    Some(_) => {}
-                    None if self.has_children(child) => below = Some((child, last)),
-                    None => {}
+                let block = self.entry(child);
+                match block.filter(|&block| may(block)) {
+                    Some(block) => below = Some((child, Some(block))),
+                    None if block.is_none() && below.is_none() && self.has_children(child) => {
+                        below = Some((child, last))
+                    }
+                    None => return false,
                 }
-                below.is_some()
+                block.is_some()
             });
             let Some((child, block)) = below else { return last };
             (at, last) = (child, block);
