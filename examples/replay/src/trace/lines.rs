@@ -30,7 +30,11 @@ pub(super) fn each(
         match line.trim_ascii().first() {
             None => {}
             Some(b'{') => break,
-            Some(_) => return rows(Cursor::new(line).chain(input), number - 1, push),
+            Some(_) => match columns(&line, number) {
+                Ok(columns) => return rows(Cursor::new(line).chain(input), number - 1, columns, push),
+                // Whoever skips what is broken may find a header behind it.
+                Err(refused) => push(number, Err(refused.to_string())).map_err(|_| refused)?,
+            },
         }
     }
     loop {
@@ -76,26 +80,45 @@ fn names() -> String {
     FIELDS.map(|(name, _)| format!("`{name}`")).join(", ")
 }
 
-/// Reads CSV, behind so many lines.
-fn rows(
-    input: impl BufRead,
-    before: u64,
-    mut push: impl FnMut(u64, Result<Line, String>) -> Result<(), TraceError>,
-) -> Result<(), TraceError> {
-    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(input);
-    let line = before + 1;
+/// Where a CSV has what a request is.
+#[derive(Clone, Copy)]
+struct Columns {
+    at: usize,
+    content: Content,
+    length_at: Option<usize>,
+}
+
+fn reader<R: Read>(input: R) -> csv::Reader<R> {
+    csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(input)
+}
+
+/// Reads a header, which is this line.
+fn columns(header: &[u8], line: u64) -> Result<Columns, TraceError> {
+    let mut reader = reader(header);
     let headers = reader.headers().map_err(|error| broken(error, line))?;
     let column = |name: &str| headers.iter().position(|header| header == name);
     let mut contents = FIELDS.iter().filter_map(|&(name, content)| Some((column(name)?, content)));
-    let (at, content) = match (contents.next(), contents.next()) {
-        (Some(found), None) => found,
+    match (contents.next(), contents.next()) {
+        (Some((at, content)), None) => {
+            let length_at = column("input_length").filter(|_| content == Content::Ids);
+            Ok(Columns { at, content, length_at })
+        }
         (None, _) => {
             let found = headers.iter().collect::<Vec<_>>().join(",").chars().take(80).collect();
-            return Err(TraceError::Header { line, found });
+            Err(TraceError::Header { line, found })
         }
-        _ => return Err(TraceError::Line { line, what: format!("more than one of {}", names()) }),
-    };
-    let length_at = column("input_length").filter(|_| content == Content::Ids);
+        _ => Err(TraceError::Line { line, what: format!("more than one of {}", names()) }),
+    }
+}
+
+/// Reads CSV, behind so many lines, header and all.
+fn rows(
+    input: impl BufRead,
+    before: u64,
+    Columns { at, content, length_at }: Columns,
+    mut push: impl FnMut(u64, Result<Line, String>) -> Result<(), TraceError>,
+) -> Result<(), TraceError> {
+    let mut reader = reader(input);
     let mut record = csv::StringRecord::new();
     loop {
         let line = before + reader.position().line();

@@ -132,6 +132,14 @@ fn lenient_skips_broken_lines_and_counts_them() {
     assert!(table.contains("skipped: 2"), "{table}");
     let broken = Written::new("trace", "{}\n{}\n");
     fails(&replay(&[broken.path(), "--blocks", "9", "--lenient"]), "holds no request (2 lines skipped)");
+    // What comes first may be broken too, whatever comes behind it.
+    for (rest, requests) in [(GOOD, 2), ("tokens\n1 2\nx\n3\n", 2)] {
+        let trace = Written::new("trace", format!("log of today\n\n\u{fffd} 1,2\n{rest}"));
+        let skipped = 2 + u64::from(rest != GOOD);
+        for row in results(replay(&[trace.path(), "--blocks", "9", "--json", "--lenient"])) {
+            assert_eq!((&row["requests"], &row["skipped_lines"]), (&requests.into(), &skipped.into()));
+        }
+    }
 }
 
 #[test]
