@@ -8,7 +8,7 @@ const BUCKETS: u16 = 128;
 /// stretches of time.
 ///
 /// An LRU cache holds the blocks used last, as many as fit. So it would still hold a block that was last idle no longer
-/// ago than the *cutoff*: the age up to which as many different blocks were idle as the pool has. A candidate older than
+/// ago than the *cutoff*: the age up to which as many different blocks were idle as there is room for beside what is held. A candidate older than
 /// that takes the room of one that LRU would have and this cache has not: so many are *missing*.
 #[derive(Clone, Debug)]
 pub(super) struct Recency {
@@ -26,7 +26,10 @@ pub(super) struct Recency {
     /// Candidates that LRU would still have, and the bucket's of the cutoff, which get too old tick by tick.
     young: u32,
     ageing: u32,
-    /// Evicted though LRU would have kept them, for requests that still hold what they took the room for.
+    /// Candidates that LRU would have: as many as were left at the last eviction, for what is held takes from the room of
+    /// both, and those since.
+    room: u32,
+    /// Evicted since the cutoff was found, though LRU would have kept them, and not made up for by new candidates.
     displaced: u32,
 }
 
@@ -43,13 +46,14 @@ impl Recency {
             candidates: 0,
             young: 0,
             ageing: 0,
+            room: 0,
             displaced: 0,
         }
     }
 
     /// For a pool of so many blocks, with so many ticks to a turnover of the pool.
     pub(super) fn start(&mut self, num_blocks: u32, turnover_ticks: u16) {
-        self.num_blocks = num_blocks;
+        (self.num_blocks, self.room) = (num_blocks, num_blocks);
         self.width = (turnover_ticks / 32).max(8);
     }
 
@@ -105,6 +109,7 @@ impl Recency {
         self.idle[usize::from(self.head)] += 1;
         self.candidates += 1;
         self.young += 1;
+        self.room = (self.room + 1).min(self.num_blocks);
         self.displaced = self.displaced.saturating_sub(1);
     }
 
@@ -123,6 +128,7 @@ impl Recency {
     /// A block of this age is evicted. Whether it is time to look at the account.
     #[inline]
     pub(super) fn evicted(&mut self, age: u16) -> bool {
+        self.room = self.candidates;
         if !self.keeps(age) {
             return false;
         }
@@ -145,15 +151,20 @@ impl Recency {
         self.head = (self.head + 1) % BUCKETS;
         self.counts[usize::from(self.head)] = 0;
         self.idle[usize::from(self.head)] = 0;
-        // What a request took and never gave back, since it was discarded, is forgotten bit by bit.
-        self.displaced -= self.displaced.div_ceil(8);
+        self.displaced -= if self.is_busy() { self.displaced } else { self.displaced.div_ceil(8) };
         self.find_cutoff();
         true
     }
 
+    /// Whether requests hold so much for long that LRU's room is much less than the pool. Else the room moves with each
+    /// request, and the pool is the better measure.
+    fn is_busy(&self) -> bool {
+        self.room < self.num_blocks - self.num_blocks / 4
+    }
+
     fn find_cutoff(&mut self) {
         (self.cutoff, self.young, self.ageing) = (None, 0, 0);
-        let mut room = self.num_blocks;
+        let mut room = if self.is_busy() { self.room.max(1) } else { self.num_blocks };
         for behind in 1..BUCKETS {
             let at = self.behind(behind);
             let (count, idle) = (self.counts[at], self.idle[at]);
