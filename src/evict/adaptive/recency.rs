@@ -159,7 +159,7 @@ impl Recency {
     /// Whether requests hold so much for long that LRU's room is much less than the pool. Else the room moves with each
     /// request, and the pool is the better measure.
     fn is_busy(&self) -> bool {
-        self.room < self.num_blocks - self.num_blocks / 4
+        self.room < self.num_blocks - self.num_blocks / 8
     }
 
     fn find_cutoff(&mut self) {
