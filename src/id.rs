@@ -155,9 +155,7 @@ impl Slot {
             None => 0,
         }
     }
-}
 
-impl Slot {
     /// The slot behind this one.
     #[inline]
     pub(crate) const fn next(self) -> Self {

@@ -18,7 +18,6 @@ use crate::sequence::Sequence;
 pub(super) struct Blocks<E> {
     pub(super) pool: BlockPool<E>,
     pub(super) index: PrefixIndex,
-    pub(super) block_size: u32,
     pub(super) size: BlockSize,
     /// Blocks that lost their identity to an allocation, ever.
     pub(super) evictions: u64,
@@ -69,7 +68,6 @@ impl<E: Evict> Blocks<E> {
         Ok(Self {
             pool: BlockPool::with_reserved(num_blocks, u32::from(config.scratch), config.withhold, policy)?,
             index: PrefixIndex::new(num_blocks, block_size, hash_seed)?,
-            block_size,
             size: BlockSize::new(block_size),
             evictions: 0,
             ages: Ages::new(num_blocks, config.ages)?,
@@ -201,7 +199,7 @@ impl<E: Evict> Blocks<E> {
 
     /// Tells the policy how a sequence wants a block of its table kept, if it said so. What nobody can find is not kept.
     pub(super) fn retain(&mut self, seq: &Sequence, index: u32) {
-        let Some(retention) = seq.retention_of(index, self.block_size) else { return };
+        let Some(retention) = seq.retention_of(index, self.size.tokens()) else { return };
         let block = seq.table.get(index).map(BlockRef::id);
         if let Some(block) = block.filter(|&block| self.node_of(block).is_some()) {
             self.pool.policy_mut().retain(block, retention);
@@ -263,7 +261,7 @@ impl<E: Evict> Blocks<E> {
         if walk.query.private {
             return 0;
         }
-        let size = self.block_size;
+        let size = self.size.tokens();
         let most = walk.end().saturating_sub(walk.start) / size;
         let (mut parent, mut found, mut accepted) = (walk.parent, 0, 0);
         for tokens in walk.tokens.chunks_exact(ix(size)).take(ix(most)) {
@@ -292,11 +290,12 @@ impl<E: Evict> Blocks<E> {
         if walk.query.private {
             return None;
         }
-        let most = walk.end().checked_sub(walk.start).filter(|&most| most > 0)?.min(self.block_size);
-        let range = walk.start..walk.start + self.block_size.min(len32(walk.tokens.len()));
+        let size = self.size.tokens();
+        let most = walk.end().checked_sub(walk.start).filter(|&most| most > 0)?.min(size);
+        let range = walk.start..walk.start + size.min(len32(walk.tokens.len()));
         let tokens = walk.tokens.get(..ix(range.end - range.start))?;
         let key = Key { tokens, extras: walk.query.overlapping(range) };
-        if most == self.block_size && self.index.find(walk.parent, &key).is_some_and(|node| self.is_coming(node)) {
+        if most == size && self.index.find(walk.parent, &key).is_some_and(|node| self.is_coming(node)) {
             return None;
         }
         let (node, len) = self.index.best_part(walk.parent, &key, walk.start)?;

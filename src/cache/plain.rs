@@ -16,19 +16,18 @@ use crate::sequence::{Plain, Sequence};
 
 /// What a sequence is ready for.
 pub(super) fn ready<E: Evict>(blocks: &Blocks<E>, seq: &Sequence) -> Plain {
+    let block_size = blocks.size.tokens();
     let (index, offset) = blocks.size.split(seq.planned);
     let len = seq.table.len();
     if len != index + u32::from(offset > 0) || seq.lookahead > 0 || seq.table.unchanged() != len {
         return Plain::NONE;
     }
-    let rows = blocks.block_size - 1 - offset;
+    let rows = block_size - 1 - offset;
     match seq.table.get(index).map(BlockRef::id) {
         None if seq.claim.blocks == 0 && len < blocks.pool.capacity() => {
             Plain { rows, slot: Plain::NO_SLOT, blocks: len + 1 }
         }
-        Some(tail) if blocks.pool.is_own(tail) => {
-            Plain { rows, slot: tail.slot(offset, blocks.block_size), blocks: len }
-        }
+        Some(tail) if blocks.pool.is_own(tail) => Plain { rows, slot: tail.slot(offset, block_size), blocks: len },
         _ => Plain::NONE,
     }
 }
@@ -99,7 +98,7 @@ pub(super) fn take_back(seqs: &mut Sequences, before: &[OpenRow]) {
 pub(super) fn open_block<E: Evict>(blocks: &mut Blocks<E>, seqs: &mut Sequences, row: &mut OpenRow) {
     let Some(seq) = seqs.get_plain(row.seq) else { return };
     let Some(block) = allocate(blocks) else { return };
-    row.slot = block.id().slot(0, blocks.block_size);
+    row.slot = block.id().slot(0, blocks.size.tokens());
     seq.plain.slot = row.slot.next();
     seq.table.push(block);
     seq.table.take_unchanged();

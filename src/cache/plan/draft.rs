@@ -225,7 +225,7 @@ fn draft_hits<E: Evict>(
 ) -> u32 {
     let (first, offset) = blocks.size.split(drafted.start);
     // Only whole blocks at the open end of the table can be adopted.
-    if offset + count <= blocks.block_size || seq.unknown_rows > 0 || seq.anonymous_from != u32::MAX {
+    if offset + count <= blocks.size.tokens() || seq.unknown_rows > 0 || seq.anonymous_from != u32::MAX {
         return 0;
     }
     // A part of a block that others can find gives way to a whole one, which came since the part was found.

@@ -89,6 +89,7 @@ mod tests {
         // A pool of fewer blocks than ticks counts every one.
         assert_eq!((Clock::start(50).per_tick, Clock::start(50).turnover), (1, 50));
     }
+
     #[test]
     fn rough_times_are_half_a_unit_off_at_most_until_the_horizon_whenever_it_is() {
         let mut clock = Clock::start(1 << 20);

@@ -18,6 +18,7 @@ pub(super) struct Learned {
     pub(super) first_gap: u8,
     /// By class of uses and kind.
     pub(super) levels: [[u8; KINDS]; 6],
+    /// By which the wait is told from age and gap.
     pub(super) life: Life,
 }
 

@@ -26,7 +26,7 @@ fn random(rng: &mut Pcg64Mcg, field: &str, requests: u32, longest: u32, differen
     text
 }
 
-fn read(text: &str, block_size: u32) -> Trace {
+pub(crate) fn read(text: &str, block_size: u32) -> Trace {
     Trace::read(text.as_bytes(), Some(block_size), false).unwrap()
 }
 

@@ -8,6 +8,8 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use replay::trace::Trace;
 
+use crate::games::read;
+
 /// Requests, each a list of ids.
 pub(crate) type Requests = Vec<Vec<u32>>;
 
@@ -28,7 +30,7 @@ impl Kind {
         for ids in &self.requests {
             let _ = writeln!(text, "{{\"hash_ids\":{ids:?}}}");
         }
-        Trace::read(text.as_bytes(), Some(16), false).unwrap()
+        read(&text, 16)
     }
 }
 
@@ -71,13 +73,14 @@ impl Source {
         }
     }
 
-    /// A rank below `n` with a chance of (rank + 1)^-`alpha`, by its cumulated chances.
-    fn zipf(&mut self, cumulated: &[f64]) -> usize {
+    /// A rank, by the cumulated chances of all.
+    fn ranked(&mut self, cumulated: &[f64]) -> usize {
         let at = self.share() * cumulated[cumulated.len() - 1];
         cumulated.partition_point(|&sum| sum < at).min(cumulated.len() - 1)
     }
 }
 
+/// Of ranks from 0 to n, whose chances are as (rank + 1)^-alpha.
 fn cumulated(n: usize, alpha: f64) -> Vec<f64> {
     let mut sum = 0.0;
     (1..=n)
@@ -104,6 +107,7 @@ fn phases(seed: u64, phases: usize, chains: usize, len: usize, rounds: usize, sh
     requests
 }
 
+/// Chains by rank, so skewed; every `drift` requests one gives way to a new one, or none does for 0.
 fn zipf(seed: u64, chains: usize, len: usize, alpha: f64, count: usize, drift: usize) -> Requests {
     let mut source = Source::new(seed);
     let mut set = source.chains(chains, len);
@@ -115,7 +119,7 @@ fn zipf(seed: u64, chains: usize, len: usize, alpha: f64, count: usize, drift: u
             let place = source.below(chains);
             set[place] = source.chain(len);
         }
-        requests.push(set[source.zipf(&chances)].clone());
+        requests.push(set[source.ranked(&chances)].clone());
     }
     requests
 }
@@ -183,7 +187,7 @@ fn tree(seed: u64, branches: usize, depth: usize, alpha: f64, count: usize) -> R
         let mut path = Vec::new();
         let mut ids = Vec::new();
         for _ in 0..len {
-            path.push(source.zipf(&chances));
+            path.push(source.ranked(&chances));
             let next = u32::try_from(names.len()).unwrap();
             ids.push(*names.entry(path.clone()).or_insert(next));
         }
