@@ -1,10 +1,11 @@
 //! A simulation of the cache against a model, call by call.
 //!
 //! Calls are drawn at random, good and bad, on pools that are always nearly full, and made on a cache, on a replica of
-//! it with another hash seed and without [plain appends](super::plain), and on the [`model`]: one plain vector per sequence. Steps *run* on a memory whose slots are
-//! stamped with all that their content depends on. What is found must be [`known`]: computed by somebody, and not
-//! invalidated since. Events, replayed, must give what can be found, whatever the sink does. Half of the caches evict by
-//! other [`policies`] than the default, wrong ones included. After each call everything in [`check`] must hold.
+//! it with another hash seed and without [plain appends](super::plain), and on the [`model`]: one plain vector per
+//! sequence. Steps *run* on a memory whose slots are stamped with all that their content depends on. What is found must
+//! be [`known`]: computed by somebody, and not invalidated since. Events, replayed, must give what can be found, whatever
+//! the sink does. Half of the caches evict by other [`policies`] than the default, wrong ones included. After each call
+//! everything in [`check`] must hold.
 //!
 //! A failure prints its seed and the last calls. `PAGED_KV_SEED=n` runs that seed alone; `PAGED_KV_OPERATIONS=n` makes
 //! so many calls instead of the usual number.

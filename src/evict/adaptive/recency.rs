@@ -8,8 +8,9 @@ const BUCKETS: u16 = 128;
 /// stretches of time.
 ///
 /// An LRU cache holds the blocks used last, as many as fit. So it would still hold a block that was last idle no longer
-/// ago than the *cutoff*: the age up to which as many different blocks were idle as there is room for beside what is held. A candidate older than
-/// that takes the room of one that LRU would have and this cache has not: so many are *missing*.
+/// ago than the *cutoff*: the age up to which as many different blocks were idle as there is room for beside what is
+/// held. A candidate older than that takes the room of one that LRU would have and this cache has not: so many are
+/// *missing*.
 #[derive(Clone, Debug)]
 pub(super) struct Recency {
     counts: [u32; ix(BUCKETS as u32)],
