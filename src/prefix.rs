@@ -9,6 +9,7 @@ pub(crate) mod change;
 pub mod hash;
 pub(crate) mod index;
 mod scope;
+mod wishes;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -17,6 +18,7 @@ use core::ops::Range;
 use crate::error::CreateError;
 use crate::id::{ix, len32};
 use index::SharedExtras;
+use wishes::Wishes;
 
 pub use scope::Scope;
 
@@ -88,7 +90,7 @@ pub struct Query<'a> {
     /// Ranges that no hit may end inside of (images under bidirectional attention), in order of position.
     pub no_cut: &'a [Range<u32>],
     /// How to keep content, for policies that listen; of several ranges that overlap a block the highest priority
-    /// counts, in any order.
+    /// counts, in any order; of equal ones the last.
     pub retention: &'a [RangeRetention],
     /// Neither find anything nor be found.
     pub private: bool,
@@ -143,7 +145,7 @@ impl<'a> Query<'a> {
             extras: self.extras.into(),
             max_hit: self.max_hit,
             no_cut: self.no_cut.into(),
-            retention: self.retention.into(),
+            wishes: Wishes::new(self.retention),
             private: self.private,
         }))
     }
@@ -159,12 +161,6 @@ impl<'a> Query<'a> {
     pub(crate) fn overlapping(&self, range: Range<u32>) -> &'a [Extra] {
         let run = overlapping(self.extras, &range);
         self.extras.get(ix(run.start)..ix(run.end)).unwrap_or(&[])
-    }
-
-    /// How to keep the block of these positions, if something was said.
-    pub(crate) fn retention_of(&self, range: Range<u32>) -> Option<Retention> {
-        let overlaps = |kept: &&RangeRetention| kept.range.start < range.end && range.start < kept.range.end;
-        self.retention.iter().filter(overlaps).map(|kept| kept.retention).max_by_key(|kept| kept.priority)
     }
 }
 
@@ -192,14 +188,20 @@ pub(crate) struct OwnedQuery {
     extras: Arc<[Extra]>,
     max_hit: Option<u32>,
     no_cut: Box<[Range<u32>]>,
-    retention: Box<[RangeRetention]>,
+    wishes: Wishes,
     private: bool,
 }
 
 impl OwnedQuery {
+    /// The query but for what it says about keeping, which [`retention_of`](Self::retention_of) knows.
     pub(crate) fn as_query(&self) -> Query<'_> {
-        let Self { extras, max_hit, no_cut, retention, private } = self;
-        Query { extras, max_hit: *max_hit, no_cut, retention, private: *private }
+        let Self { extras, max_hit, no_cut, wishes: _, private } = self;
+        Query { extras, max_hit: *max_hit, no_cut, retention: &[], private: *private }
+    }
+
+    /// How to keep the block of these positions, if something was said.
+    pub(crate) fn retention_of(&self, range: Range<u32>) -> Option<Retention> {
+        self.wishes.of(range)
     }
 
     /// The extras that overlap a range of positions, to be kept with a block: with all others of the query where they are
@@ -252,17 +254,6 @@ mod tests {
         let query = Query::default().with_no_cut(&no_cut).with_max_hit(12);
         let ends: alloc::vec::Vec<u32> = (0..16).filter(|&end| query.may_end(end)).collect();
         assert_eq!(ends, [0, 1, 2, 3, 4, 8, 12]);
-    }
-
-    #[test]
-    fn a_block_is_kept_as_the_highest_priority_that_overlaps_it_says() {
-        let keep = |range, priority| RangeRetention::new(range, Retention { priority, duration: None });
-        let kept = [keep(6..10, 80), keep(4..8, 50)];
-        let query = Query::default().with_retention(&kept);
-        let expected = [(0..4, None), (0..5, Some(50)), (4..8, Some(80)), (9..12, Some(80)), (10..14, None)];
-        for (range, priority) in expected {
-            assert_eq!(query.retention_of(range.clone()).map(|kept| kept.priority), priority, "{range:?}");
-        }
     }
 
     #[test]

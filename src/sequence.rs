@@ -168,7 +168,7 @@ impl Sequence {
 
     /// How to keep a block of the table, if something was said.
     pub(crate) fn retention_of(&self, index: u32, block_size: u32) -> Option<Retention> {
-        self.query.as_deref()?.as_query().retention_of(index * block_size..(index + 1) * block_size)
+        self.query.as_deref()?.retention_of(index * block_size..(index + 1) * block_size)
     }
 
     /// Position of the first token in `tail`: the start of the block that the committed length ends in.

@@ -94,7 +94,7 @@ impl<E: Evict> KvCache<E> {
     /// [`CreateError`]; then nothing changed. A prompt larger than the pool is refused at once.
     ///
     /// # Complexity
-    /// O(tokens found).
+    /// O(tokens found), and O(n log n) for n ranges of retention.
     pub fn create(&mut self, scope: &Scope, tokens: &[TokenId], query: Query<'_>) -> Result<Created, CreateError> {
         self.check_prompt(tokens, &query)?;
         if !self.seqs.has_room(1) {
