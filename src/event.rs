@@ -21,7 +21,11 @@ pub use crate::prefix::change::{Event, Stored};
 
 /// A sink has no room for an event now. The cache keeps it, and all behind it, and offers it again at the end of the
 /// next call that may change what can be found (a plan, a commit, an abort, a cut, an end, an invalidation), or at a
-/// [`flush_events`](crate::KvCache::flush_events). Nothing bounds what it keeps.
+/// [`flush_events`](crate::KvCache::flush_events).
+///
+/// Nothing bounds what it keeps. Whoever must, looks at [`pending_events`](crate::KvCache::pending_events) after a step, and
+/// beyond a limit tells the receivers that [nothing can be found](Event::Cleared) and sets the sink anew with
+/// [`set_events`](crate::KvCache::set_events): that drops what was kept, and announces what can be found by now, once.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Refused;
 

@@ -105,7 +105,7 @@ impl<E: Evict> KvCache<E> {
         if self.pending_events() == 0 { Ok(()) } else { Err(Refused) }
     }
 
-    /// Events that the sink has refused so far.
+    /// Events that the sink has refused so far. Nothing bounds them: [`Refused`] says how to.
     pub fn pending_events(&self) -> usize {
         let identities = self.blocks.index.identities.as_ref();
         identities.and_then(|identities| identities.events.as_ref()).map_or(0, VecDeque::len)

@@ -223,6 +223,23 @@ fn what_a_sink_refuses_is_offered_again_in_order() {
 }
 
 #[test]
+fn a_sink_set_anew_drops_what_was_refused_and_hears_what_can_be_found_once() {
+    let mut cache = cache(8, 4);
+    let (_, first) = limited(&mut cache);
+    // Two blocks come and go, two stay: six events.
+    sequence_of(&mut cache, &tokens(0..8));
+    cache.invalidate(Invalidate::Scope(&Scope::default()));
+    sequence_of(&mut cache, &tokens(20..28));
+    assert_eq!(cache.pending_events(), 6);
+    // A new sink that refuses too has no more to come than there is to find.
+    let (room, second) = limited(&mut cache);
+    assert_eq!(cache.pending_events(), 2);
+    room.store(2, Ordering::Relaxed);
+    assert_eq!(cache.flush_events(), Ok(()));
+    assert_eq!((first.short().len(), second.short()), (0, ["+0", "+4"].map(Into::into).to_vec()));
+}
+
+#[test]
 fn a_sink_that_panics_leaves_the_cache_whole_and_is_offered_the_event_again() {
     let mut cache = cache(4, 4);
     let (told, panics) = (Told::default(), Arc::new(AtomicBool::new(false)));
