@@ -6,6 +6,9 @@
 //! | JSON lines of tokens | `{"tokens": [9906, 11]}` or `{"token_ids": [9906, 11]}` |
 //! | CSV with a header | a column `tokens`, `token_ids` or `hash_ids` of numbers with spaces between; `input_length` |
 //!
+//! In a CSV numbers may also be a list, `"[9906, 11]"`, and fields in quotes may have several lines, numbers only in such
+//! a list. A quote that is not closed breaks its own line and no other.
+//!
 //! Other fields and columns are skipped, as are empty lines. What a trace is, its first character says: `{` for JSON
 //! lines. Ids and tokens are any unsigned numbers of 64 bits; only whether they are the same matters. `input_length`,
 //! which goes with ids and need not be there, is the tokens of the prompt: the last block of n ids counts
@@ -278,7 +281,11 @@ mod tests {
         assert_eq!((json.content(), json.block_size()), (Content::Tokens, 16));
         let expected: [(&[u32], u32, u32); 3] = [(&[0, 1, 0], 1, 3), (&[1], 1, 1), (&[], 0, 0)];
         assert_eq!(requests(&json), expected);
-        let csv = ["time,token_ids\n0,5 6 5\n1,6\n2,\n", "\u{feff}\n tokens ,x\n\"[5, 6, 5]\",\"a\nb\"\n6,\n,\n"];
+        let csv = [
+            "time,token_ids\n0,5 6 5\n1,6\n2,\n",
+            "\u{feff}\n tokens ,x\n\"[5, 6, 5]\",\"a\nb\"\n6,\n,\n",
+            "x,tokens\r0,5 6 5\r0,6\r0,\r",
+        ];
         for text in csv {
             assert_eq!(requests(&read(text).unwrap()), expected, "{text:?}");
         }
@@ -329,7 +336,7 @@ mod tests {
     #[test]
     fn broken_rows_of_csv_are_said_with_their_line_too() {
         for (bad, what) in [("1", "fields"), ("1 x,0", "`x`"), ("1 -2,0", "`-2`"), ("1,2,3", "fields")] {
-            let text = format!("\ntokens,time\n\"1\n2\",0\n{bad}\n3,0\n");
+            let text = format!("\ntokens,time\n\"[1\n2]\",0\n{bad}\n3,0\n");
             let message = read(&text).unwrap_err().to_string();
             assert!(message.starts_with("line 5: ") && message.contains(what), "{bad}: {message}");
             let trace = Trace::read(text.as_bytes(), None, true).unwrap();
@@ -337,6 +344,63 @@ mod tests {
         }
         let message = Trace::read(&b"tokens\n1\n\xff\n"[..], None, false).unwrap_err().to_string();
         assert!(message.starts_with("line 3: "), "{message}");
+    }
+
+    #[test]
+    fn a_quote_that_is_not_closed_breaks_its_line_and_no_other() {
+        // The rows, which of their lines are broken, and how many requests are left.
+        let cases: [(&str, &[u64], usize); 11] = [
+            // To the end of the file; of these rows, and of the last one.
+            ("\"1 2,0\n3,0\n4,0\n", &[2], 2),
+            ("1,0\n2,\"x\n3,0\n", &[3], 2),
+            ("1,0\n2,\"", &[3], 1),
+            // To the next quote, behind which there is more of its field; of that line nothing is wrong.
+            ("\"1 2,0\n3,0\n\"4\",0\n5,0\n", &[2], 3),
+            ("1,\"x\n3,0\n4,\"y\"\n5,0\n", &[2], 3),
+            // To the next one that is not closed or was not opened: both are broken.
+            ("\"1 2\n3,0\n4,\"\n5,0\n", &[2, 4], 2),
+            ("\"1\n3,0\n4\",0\n5,0\n", &[2, 4], 2),
+            // Numbers of several rows are no list, though each has its brackets.
+            ("\"[1],0\n\"[3]\",0\n[4]\",0\n", &[2, 4], 1),
+            // Each row has a quote that closes the field of the row in front and opens one.
+            ("1\",\"\n2\",\"\n3\",\"\n", &[2, 3, 4], 0),
+            // Fields of several lines are fine; a quote within a field is none.
+            ("1,\"x\n2,0\n\"\"3\"\"\"\n\"[4\r\n5]\",\"6\n\"\n7,x\"\n", &[], 3),
+            ("1,\"x\n\"\nx,0\n2,0", &[4], 2),
+        ];
+        for (rows, broken, requests) in cases {
+            let text = format!("tokens,x\n{rows}9,0\n");
+            let text = if rows.ends_with('\n') { &*text } else { text.trim_end_matches("9,0\n") };
+            let requests = requests + usize::from(rows.ends_with('\n'));
+            let mut lines = Vec::new();
+            lines::each(text.as_bytes(), |line, request| {
+                if request.is_err() {
+                    lines.push(line);
+                }
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(lines, broken, "{rows:?}");
+            let trace = Trace::read(text.as_bytes(), None, true).unwrap();
+            assert_eq!((trace.len(), trace.skipped()), (requests, broken.len() as u64), "{rows:?}");
+            if let Some(first) = broken.first() {
+                let message = read(text).unwrap_err().to_string();
+                assert!(message.starts_with(&format!("line {first}: ")), "{rows:?}: {message}");
+            }
+        }
+        // Of a header too, behind which there may be another.
+        let text = "tokens,\"x\ny\"\ntokens\n1\n2\n";
+        assert_eq!(read(text).unwrap_err().to_string(), "line 1: a quote that is not closed");
+        let trace = Trace::read(text.as_bytes(), None, true).unwrap();
+        assert_eq!((trace.len(), trace.skipped()), (2, 2));
+    }
+
+    #[test]
+    fn many_quotes_that_are_not_closed_are_read_in_little_time() {
+        // Each line goes on in the next, as far as the number of fields lets it: two lines, not 100,000.
+        let text = format!("tokens,x\n{}", "1\",\"\n".repeat(100_000));
+        let skipped = Trace::read(text.as_bytes(), None, true).unwrap_err().to_string();
+        assert_eq!(skipped, "holds no request (100000 lines skipped)");
     }
 
     #[test]

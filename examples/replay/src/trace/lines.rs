@@ -1,10 +1,14 @@
 //! The forms of a trace, a request at a time: JSON lines and CSV.
 
-use std::io::{BufRead, Cursor, Read};
+mod quotes;
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead};
 
 use serde::Deserialize;
 
 use super::{Content, Line, TraceError};
+use quotes::Quotes;
 
 /// Fields that say what a prompt was, one of them in each request.
 const FIELDS: [(&str, Content); 3] =
@@ -30,8 +34,8 @@ pub(super) fn each(
         match line.trim_ascii().first() {
             None => {}
             Some(b'{') => break,
-            Some(_) => match columns(&line, number) {
-                Ok(columns) => return rows(Cursor::new(line).chain(input), number - 1, columns, push),
+            Some(_) => match Columns::of(&line, number) {
+                Ok(columns) => return rows(line, input, number, columns, push),
                 // Whoever skips what is broken may find a header behind it.
                 Err(refused) => push(number, Err(refused.to_string())).map_err(|_| refused)?,
             },
@@ -83,78 +87,135 @@ fn names() -> String {
 /// Where a CSV has what a request is.
 #[derive(Clone, Copy)]
 struct Columns {
+    /// How many there are.
+    len: usize,
     at: usize,
     content: Content,
     length_at: Option<usize>,
 }
 
-fn reader<R: Read>(input: R) -> csv::Reader<R> {
-    csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(input)
-}
+impl Columns {
+    /// Reads a header, which is this line.
+    fn of(header: &[u8], line: u64) -> Result<Self, TraceError> {
+        let headers = records(header).next().unwrap_or_else(|| Ok(csv::StringRecord::new()));
+        let headers = headers.map_err(|error| TraceError::Line { line, what: broken(error) })?;
+        let column = |name: &str| headers.iter().position(|header| header == name);
+        let mut contents = FIELDS.iter().filter_map(|&(name, content)| Some((column(name)?, content)));
+        let (at, content) = match (contents.next(), contents.next()) {
+            (Some(found), None) => found,
+            (None, _) => {
+                let found = headers.iter().collect::<Vec<_>>().join(",").chars().take(80).collect();
+                return Err(TraceError::Header { line, found });
+            }
+            _ => return Err(TraceError::Line { line, what: format!("more than one of {}", names()) }),
+        };
+        let mut quotes = Quotes::new(headers.len());
+        quotes.follow(header);
+        if !quotes.is_whole() {
+            return Err(TraceError::Line { line, what: OPEN_QUOTE.to_owned() });
+        }
+        let length_at = column("input_length").filter(|_| content == Content::Ids);
+        Ok(Self { len: headers.len(), at, content, length_at })
+    }
 
-/// Reads a header, which is this line.
-fn columns(header: &[u8], line: u64) -> Result<Columns, TraceError> {
-    let mut reader = reader(header);
-    let headers = reader.headers().map_err(|error| broken(error, line))?;
-    let column = |name: &str| headers.iter().position(|header| header == name);
-    let mut contents = FIELDS.iter().filter_map(|&(name, content)| Some((column(name)?, content)));
-    match (contents.next(), contents.next()) {
-        (Some((at, content)), None) => {
-            let length_at = column("input_length").filter(|_| content == Content::Ids);
-            Ok(Columns { at, content, length_at })
+    fn request(&self, row: &[&str]) -> Result<Line, String> {
+        if row.len() != self.len {
+            return Err(format!("{} fields under a header of {}", row.len(), self.len));
         }
-        (None, _) => {
-            let found = headers.iter().collect::<Vec<_>>().join(",").chars().take(80).collect();
-            Err(TraceError::Header { line, found })
-        }
-        _ => Err(TraceError::Line { line, what: format!("more than one of {}", names()) }),
+        let units = numbers(row.get(self.at).unwrap_or(&""))?;
+        let length = self.length_at.and_then(|at| row.get(at)).filter(|length| !length.is_empty());
+        Ok(Line { content: self.content, units, input_length: length.map(|length| number(length)).transpose()? })
     }
 }
 
-/// Reads CSV, behind so many lines, header and all.
+/// Reads CSV from its header on, which is line `number`.
+///
+/// A row may have several lines, if a field in quotes has. If that does not make a request, its first line alone is
+/// broken, and what follows is read again: a quote that was left open takes no other row along.
 fn rows(
-    input: impl BufRead,
-    before: u64,
-    Columns { at, content, length_at }: Columns,
+    header: Vec<u8>,
+    mut input: impl BufRead,
+    mut number: u64,
+    columns: Columns,
     mut push: impl FnMut(u64, Result<Line, String>) -> Result<(), TraceError>,
 ) -> Result<(), TraceError> {
-    let mut reader = reader(input);
-    let mut record = csv::StringRecord::new();
+    let (mut text, mut is_header) = (header, true);
+    let mut ahead = VecDeque::new();
     loop {
-        let line = before + reader.position().line();
-        match reader.read_record(&mut record) {
-            Ok(false) => return Ok(()),
-            Ok(true) => {
-                // Lines without a field in front of the record are skipped by the reader.
-                let line = record.position().map_or(line, |position| before + position.line());
-                let request = numbers(record.get(at).unwrap_or("")).and_then(|units| {
-                    let length = length_at.and_then(|at| record.get(at)).filter(|length| !length.is_empty());
-                    Ok(Line { content, units, input_length: length.map(number).transpose()? })
-                });
-                push(line, request)?;
-            }
-            Err(error) => match broken(error, line) {
-                TraceError::Line { line, what } => push(line, Err(what))?,
-                fatal => return Err(fatal),
-            },
+        let (mut quotes, mut behind) = (Quotes::new(columns.len), Vec::new());
+        let mut goes_on = quotes.follow(&text);
+        while goes_on {
+            let Some(line) = next_line(&mut ahead, &mut input)? else { break };
+            text.extend_from_slice(&line);
+            goes_on = quotes.follow(&line);
+            behind.push(line);
+        }
+        let mut requests = vec![Err(OPEN_QUOTE.to_owned())];
+        if quotes.is_whole() {
+            // None of an empty line; several where rows end in a carriage return only.
+            requests = match simple(&text).filter(|_| !is_header) {
+                Some(row) => vec![columns.request(&row)],
+                None => records(&text)
+                    .skip(usize::from(is_header))
+                    .map(|row| columns.request(&row.map_err(broken)?.iter().collect::<Vec<_>>()))
+                    .collect(),
+            };
+        }
+        if let Some(at) = requests.iter().position(Result::is_err).filter(|_| !behind.is_empty()) {
+            requests = vec![requests.swap_remove(at)];
+            behind.drain(..).rev().for_each(|line| ahead.push_front(line));
+        }
+        for request in requests {
+            push(number, request)?;
+        }
+        number += 1 + behind.len() as u64;
+        is_header = false;
+        match next_line(&mut ahead, &mut input)? {
+            Some(line) => text = line,
+            None => return Ok(()),
         }
     }
 }
 
-fn broken(error: csv::Error, line: u64) -> TraceError {
+const OPEN_QUOTE: &str = "a quote that is not closed";
+
+fn next_line(ahead: &mut VecDeque<Vec<u8>>, input: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
+    if let Some(line) = ahead.pop_front() {
+        return Ok(Some(line));
+    }
+    let mut line = Vec::new();
+    Ok((input.read_until(b'\n', &mut line)? > 0).then_some(line))
+}
+
+/// The one row of most lines, which needs no reader; making one takes ten times as long as this.
+fn simple(line: &[u8]) -> Option<Vec<&str>> {
+    let row = std::str::from_utf8(line).ok()?;
+    let row = row.strip_suffix('\n').unwrap_or(row);
+    let row = row.strip_suffix('\r').unwrap_or(row);
+    (!row.is_empty() && !row.contains(['"', '\r', '\n'])).then(|| row.split(',').map(str::trim).collect())
+}
+
+/// The rows of a text, whatever the number of their fields.
+fn records(text: &[u8]) -> impl Iterator<Item = Result<csv::StringRecord, csv::Error>> {
+    let mut builder = csv::ReaderBuilder::new();
+    builder.has_headers(false).flexible(true).trim(csv::Trim::All).buffer_capacity(text.len());
+    builder.from_reader(text).into_records()
+}
+
+/// What is wrong with a row in memory, which the reader refuses for one reason only.
+fn broken(error: csv::Error) -> String {
     match error.into_kind() {
-        csv::ErrorKind::Io(error) => TraceError::Read(error),
-        csv::ErrorKind::Utf8 { .. } => TraceError::Line { line, what: "not UTF-8".to_owned() },
-        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
-            TraceError::Line { line, what: format!("{len} fields under a header of {expected_len}") }
-        }
-        other => TraceError::Line { line, what: format!("{other:?}") },
+        csv::ErrorKind::Utf8 { .. } => "not UTF-8".to_owned(),
+        other => format!("{other:?}"),
     }
 }
 
-/// Numbers with spaces between, or as a list: `[1, 2]`.
+/// Numbers with spaces between, or as a list: `[1, 2]`, which may have several lines.
 fn numbers(field: &str) -> Result<Vec<u64>, String> {
     let list = field.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    if list.is_none() && field.contains('\n') {
+        return Err("numbers on several lines without `[` and `]`, or a quote that is not closed".to_owned());
+    }
     let parts = list.unwrap_or(field).split(|c: char| c.is_whitespace() || (c == ',' && list.is_some()));
     parts.filter(|part| !part.is_empty()).map(number).collect()
 }
@@ -162,4 +223,21 @@ fn numbers(field: &str) -> Result<Vec<u64>, String> {
 fn number(text: &str) -> Result<u64, String> {
     let shown = || text.chars().take(40).collect::<String>();
     text.parse().map_err(|_| format!("`{}` is no number from 0 to 2^64 - 1", shown()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_simple_row_is_the_readers() {
+        for line in ["1,2\n", " 1 2 ,\u{a0}x\r\n", ",", " \n", "é"] {
+            let mut rows = records(line.as_bytes());
+            let row = rows.next().unwrap().unwrap();
+            assert_eq!((simple(line.as_bytes()).unwrap(), rows.count()), (row.iter().collect(), 0), "{line:?}");
+        }
+        for line in [&b"\n"[..], b"\r\n", b"1\r2\n", b"\"1\"", b"\xff", b"1\n\n"] {
+            assert_eq!(simple(line), None, "{line:?}");
+        }
+    }
 }

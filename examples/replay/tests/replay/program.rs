@@ -107,6 +107,7 @@ fn traces_that_cannot_be_used_are_named_with_the_line() {
         (format!("{good}{{\"hash_ids\": \"{}\"}}\n", "\u{1b}x\u{7}".repeat(5000)), "line 3: "),
         ("arrived_at,num_prefill_tokens\n0.5,374\n".to_owned(), "line 1: neither"),
         ("tokens\n1 2\n1 x\n".to_owned(), "line 3: `x`"),
+        ("tokens\n1 2\n\"1 2\n1 3\n".to_owned(), "line 3: a quote that is not closed"),
     ];
     for (text, what) in cases {
         let trace = Written::new("trace", &text);
@@ -130,6 +131,11 @@ fn lenient_skips_broken_lines_and_counts_them() {
     }
     let table = text(replay(&[trace.path(), "--blocks", "9", "--lenient"]));
     assert!(table.contains("skipped: 2"), "{table}");
+    // The quote takes none of the rows behind it along.
+    let open = Written::new("trace", "tokens\n1 2\n\"1 2\n1 3\n1 4\n");
+    for row in results(replay(&[open.path(), "--blocks", "9", "--json", "--lenient"])) {
+        assert_eq!((&row["requests"], &row["skipped_lines"]), (&3.into(), &1.into()));
+    }
     let broken = Written::new("trace", "{}\n{}\n");
     fails(&replay(&[broken.path(), "--blocks", "9", "--lenient"]), "holds no request (2 lines skipped)");
     // What comes first may be broken too, whatever comes behind it.
