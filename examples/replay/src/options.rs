@@ -22,7 +22,7 @@ pub enum OptionsError {
         /// The option, without dashes.
         option: &'static str,
         /// What was given.
-        value: u32,
+        value: i64,
         /// What it must be.
         rule: &'static str,
     },
@@ -81,14 +81,14 @@ struct Arguments {
     trace: PathBuf,
     /// Sizes of the cache, in blocks
     #[arg(long, value_name = "N[,N...]", value_delimiter = ',', required = true)]
-    blocks: Vec<u32>,
+    blocks: Vec<i64>,
     /// Eviction policies: lru, lfu, s3-fifo, priority, adaptive, belady (the offline optimum), belady-held (of requests
     /// that hold their blocks), or all
     #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',', default_value = "all")]
     policy: Vec<String>,
     /// Tokens in a block [default: 512 for a trace of ids, which says so of its ids; 16 for tokens]
     #[arg(long, value_name = "TOKENS")]
-    block_size: Option<u32>,
+    block_size: Option<i64>,
     /// Skip and count lines that cannot be read
     #[arg(long)]
     lenient: bool,
@@ -115,17 +115,16 @@ impl Options {
     }
 
     fn check(arguments: Arguments) -> Result<Self, OptionsError> {
-        let within = |option, value: u32, most: u32, rule| {
-            let fine = (1..=most).contains(&value);
-            fine.then_some(value).ok_or(OptionsError::OutOfRange { option, value, rule })
+        // clap reads what is wider, so that it is this that names the range of whatever is out of it.
+        let within = |option, value: i64, most: u32, rule| {
+            let fine = u32::try_from(value).ok().filter(|value| (1..=most).contains(value));
+            fine.ok_or(OptionsError::OutOfRange { option, value, rule })
         };
-        for &blocks in &arguments.blocks {
-            within("blocks", blocks, 1 << 30, "from 1 to 1073741824")?;
-        }
-        if let Some(size) = arguments.block_size {
-            within("block-size", size, 1 << 20, "from 1 to 1048576")?;
-        }
-        if let Some(value) = repeated(&arguments.blocks) {
+        let blocks = arguments.blocks.iter().map(|&blocks| within("blocks", blocks, 1 << 30, "from 1 to 1073741824"));
+        let blocks = blocks.collect::<Result<Vec<u32>, _>>()?;
+        let block_size = arguments.block_size.map(|size| within("block-size", size, 1 << 20, "from 1 to 1048576"));
+        let block_size = block_size.transpose()?;
+        if let Some(value) = repeated(&blocks) {
             return Err(OptionsError::Twice { option: "blocks", value: value.to_string() });
         }
         let mut policies = Vec::new();
@@ -142,7 +141,7 @@ impl Options {
         if let Some(policy) = repeated(&policies) {
             return Err(OptionsError::Twice { option: "policy", value: policy.to_string() });
         }
-        let Arguments { trace, blocks, block_size, json, plot, lenient, .. } = arguments;
+        let Arguments { trace, json, plot, lenient, .. } = arguments;
         Ok(Self { trace, blocks, policies, block_size, json, plot, lenient })
     }
 }

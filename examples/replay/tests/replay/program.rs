@@ -67,15 +67,15 @@ fn results(output: Output) -> Vec<serde_json::Value> {
 #[test]
 fn wrong_options_are_one_line_and_exit_code_2() {
     let trace = Written::new("trace", GOOD);
-    let cases: [(&[&str], &str); 20] = [
+    let cases: [(&[&str], &str); 22] = [
         (&[], "--blocks"),
         (&["--blocks"], "--blocks"),
         (&["--blocks", ""], "--blocks"),
-        (&["--blocks", "0"], "--blocks 0"),
+        (&["--blocks", "0"], "--blocks 0 is out of range: it must be from 1 to 1073741824"),
         (&["--blocks", "5,0"], "--blocks 0"),
         (&["--blocks", "5,,6"], "--blocks"),
         (&["--blocks", "5,many"], "many"),
-        (&["--blocks", "-5"], "-5"),
+        (&["--blocks", "-5"], "--blocks -5 is out of range: it must be from 1 to 1073741824"),
         (&["--blocks", "1073741825"], "--blocks 1073741825"),
         (&["--blocks", "99999999999999999999"], "99999999999999999999"),
         (&["--blocks", "5,6,5"], "--blocks names 5 twice"),
@@ -84,7 +84,9 @@ fn wrong_options_are_one_line_and_exit_code_2() {
         (&["--blocks", "5", "--policy", ""], "--policy  is unknown"),
         (&["--blocks", "5", "--policy", "lru,lru"], "--policy names lru twice"),
         (&["--blocks", "5", "--policy", "all,lru"], "--policy names lru twice"),
-        (&["--blocks", "5", "--block-size", "0"], "--block-size 0"),
+        (&["--blocks", "4294967296"], "--blocks 4294967296 is out of range: it must be from 1 to 1073741824"),
+        (&["--blocks", "5", "--block-size", "0"], "--block-size 0 is out of range: it must be from 1 to 1048576"),
+        (&["--blocks", "5", "--block-size", "-1"], "--block-size -1 is out of range: it must be from 1 to 1048576"),
         (&["--blocks", "5", "--block-size", "1048577"], "--block-size 1048577"),
         (&["--blocks", "5", "--plot"], "--plot"),
         (&["--blocks", "5", "--nonsense"], "--nonsense"),
