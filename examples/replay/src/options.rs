@@ -138,11 +138,18 @@ impl Options {
                 }
             }
         }
-        if let Some(policy) = repeated(&policies) {
-            return Err(OptionsError::Twice { option: "policy", value: policy.to_string() });
+        if let Some(name) = repeated(&arguments.policy) {
+            return Err(OptionsError::Twice { option: "policy", value: name.clone() });
+        }
+        // Whoever names some beside `all` wants each once, where it is first named.
+        let mut once = Vec::new();
+        for policy in policies {
+            if !once.contains(&policy) {
+                once.push(policy);
+            }
         }
         let Arguments { trace, json, plot, lenient, .. } = arguments;
-        Ok(Self { trace, blocks, policies, block_size, json, plot, lenient })
+        Ok(Self { trace, blocks, policies: once, block_size, json, plot, lenient })
     }
 }
 
@@ -177,6 +184,15 @@ mod tests {
         assert_eq!(options.blocks, [300, 20, 1]);
         assert_eq!(options.policies, Policy::ALL);
         assert_eq!((options.block_size, options.json, options.lenient), (None, false, false));
+    }
+
+    #[test]
+    fn names_beside_all_are_its_own_and_come_where_they_are_first_named() {
+        let policies = |names| options(&["--blocks", "1", "--policy", names]).policies;
+        let [lru, lfu, s3_fifo, priority, adaptive, held, belady] = Policy::ALL;
+        assert_eq!(policies("belady,adaptive,all"), [belady, adaptive, lru, lfu, s3_fifo, priority, held]);
+        assert_eq!(policies("lfu,all,lru"), [lfu, lru, s3_fifo, priority, adaptive, held, belady]);
+        assert_eq!(policies("all,belady,lru"), Policy::ALL);
     }
 
     #[test]

@@ -67,7 +67,7 @@ fn results(output: Output) -> Vec<serde_json::Value> {
 #[test]
 fn wrong_options_are_one_line_and_exit_code_2() {
     let trace = Written::new("trace", GOOD);
-    let cases: [(&[&str], &str); 22] = [
+    let cases: [(&[&str], &str); 23] = [
         (&[], "--blocks"),
         (&["--blocks"], "--blocks"),
         (&["--blocks", ""], "--blocks"),
@@ -83,7 +83,8 @@ fn wrong_options_are_one_line_and_exit_code_2() {
         (&["--blocks", "5", "--policy", "lucky"], "--policy lucky is unknown: there are lru"),
         (&["--blocks", "5", "--policy", ""], "--policy  is unknown"),
         (&["--blocks", "5", "--policy", "lru,lru"], "--policy names lru twice"),
-        (&["--blocks", "5", "--policy", "all,lru"], "--policy names lru twice"),
+        (&["--blocks", "5", "--policy", "lru,all,lru"], "--policy names lru twice"),
+        (&["--blocks", "5", "--policy", "all,all"], "--policy names all twice"),
         (&["--blocks", "4294967296"], "--blocks 4294967296 is out of range: it must be from 1 to 1073741824"),
         (&["--blocks", "5", "--block-size", "0"], "--block-size 0 is out of range: it must be from 1 to 1048576"),
         (&["--blocks", "5", "--block-size", "-1"], "--block-size -1 is out of range: it must be from 1 to 1048576"),
