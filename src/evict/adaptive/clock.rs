@@ -76,6 +76,7 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
 
     #[test]
     fn octaves_are_relative_to_a_turnover_and_round_in_the_logarithm() {
@@ -88,6 +89,16 @@ mod tests {
         assert_eq!((clock.rough(64), clock.horizon()), (2, 448 << 5));
         // A pool of fewer blocks than ticks counts every one.
         assert_eq!((Clock::start(50).per_tick, Clock::start(50).turnover), (1, 50));
+    }
+
+    #[test]
+    fn a_tick_is_as_many_blocks_as_a_512th_of_the_pool_rounded_down() {
+        for (num_blocks, per_tick) in [(50, 1), (1023, 1), (1024, 2), (100_000, 195)] {
+            let mut clock = Clock::start(num_blocks);
+            let passed: Vec<u32> = (1..=10 * per_tick).filter(|_| clock.pass()).collect();
+            assert!(passed.into_iter().eq((1..=10).map(|tick| tick * per_tick)), "{num_blocks} blocks");
+            assert_eq!(clock.now, 10);
+        }
     }
 
     #[test]

@@ -199,6 +199,9 @@ mod tests {
         }
         assert_eq!(recency.cutoff(), Some(32));
         assert!(recency.keeps(32) && !recency.keeps(33));
+        // It may be half a bucket more. A bucket is a quarter of it.
+        assert!(!recency.surely_gone(36) && recency.surely_gone(37));
+        assert_eq!(recency.share(), 256 / 4);
         // One new block and one from a tick ago, again and again: half as many different ones a tick, 8 of the last 8.
         for _ in 0..8 {
             recency.touch(None);
@@ -217,7 +220,23 @@ mod tests {
             recency.touch(Some(1));
             recency.tick();
         }
-        assert_eq!(recency.cutoff(), None);
+        assert_eq!((recency.cutoff(), recency.share()), (None, 0));
+        assert!(recency.keeps(u16::MAX) && !recency.surely_gone(u16::MAX));
+    }
+
+    #[test]
+    fn a_block_older_than_the_ring_is_counted_once_more_and_one_within_it_moves() {
+        // 128 buckets of eight ticks, that of now included.
+        for (age, counted) in [(127 * 8, 2), (127 * 8 + 1, 3), (128 * 8, 3), (u16::MAX, 3)] {
+            let mut recency = Recency::new();
+            recency.start(64, 64);
+            recency.touch(None);
+            (0..127 * 8).for_each(|_| _ = recency.tick());
+            // Another, so that there is one to be taken from now.
+            recency.touch(None);
+            recency.touch(Some(age));
+            assert_eq!(recency.counts.iter().sum::<u32>(), counted, "{age} ticks ago");
+        }
     }
 
     #[test]
@@ -247,5 +266,81 @@ mod tests {
         // last eight.
         ticks(&mut recency, |_| 8);
         assert_eq!(recency.missing(), 48);
+    }
+
+    /// A pool of 64 blocks in which two new ones a tick become idle, for so many ticks, of which eight are a bucket.
+    /// Where there are `most` candidates, the oldest goes before each.
+    fn filled(most: u32, ticks: u16) -> Recency {
+        let mut recency = Recency::new();
+        recency.start(64, 64);
+        for tick in 0..ticks {
+            for new in 0..2 {
+                if recency.candidates >= most {
+                    let oldest = u16::try_from((recency.candidates + new) / 2).unwrap().min(tick);
+                    recency.leave(oldest);
+                    recency.evicted(oldest);
+                }
+                recency.touch(None);
+            }
+            recency.tick();
+        }
+        recency
+    }
+
+    #[test]
+    fn a_candidate_is_missing_to_lru_from_the_tick_on_in_which_it_is_too_old() {
+        // 128 candidates, of which 64 are older than 32 ticks; and two more with each tick.
+        let mut recency = filled(u32::MAX, 64);
+        for more in (0..32).step_by(2) {
+            assert_eq!((recency.missing(), recency.cutoff()), (64 + more, Some(32)));
+            recency.touch(None);
+            recency.touch(None);
+            recency.tick();
+        }
+    }
+
+    #[test]
+    fn the_room_is_what_is_not_held_where_requests_hold_more_than_an_eighth() {
+        // Two candidates a tick.
+        assert_eq!(filled(48, 128).cutoff(), Some(24));
+        assert_eq!(filled(55, 128).cutoff(), Some(27));
+        assert_eq!(filled(56, 128).cutoff(), Some(32));
+        assert_eq!(filled(64, 128).cutoff(), Some(32));
+        // There, what was evicted against LRU counts for as long as its bucket.
+        let mut recency = filled(48, 128);
+        recency.leave(0);
+        recency.evicted(0);
+        assert_eq!(recency.missing(), 1);
+        (0..8).for_each(|_| _ = recency.tick());
+        assert_eq!(recency.displaced, 0);
+    }
+
+    #[test]
+    fn what_was_evicted_against_lru_is_missing_until_others_took_its_place() {
+        let mut recency = filled(64, 128);
+        assert_eq!(recency.missing(), 0);
+        // The account is looked at after every eighth of them.
+        for evicted in 1..=32 {
+            recency.leave(16);
+            assert_eq!(recency.evicted(16), evicted % 8 == 0);
+            assert_eq!(recency.missing(), evicted);
+            // And LRU's victims are none of them.
+            assert!(!recency.evicted(33));
+        }
+        for left in (16..32).rev() {
+            recency.touch(None);
+            assert_eq!(recency.displaced, left);
+        }
+    }
+
+    #[test]
+    fn an_eighth_of_what_was_evicted_against_lru_is_forgotten_with_each_bucket() {
+        let mut recency = filled(64, 128);
+        (0..60).for_each(|_| _ = recency.evicted(16));
+        recency.room = 64;
+        for left in [52, 45, 39] {
+            (0..8).for_each(|_| _ = recency.tick());
+            assert_eq!(recency.displaced, left);
+        }
     }
 }

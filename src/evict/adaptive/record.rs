@@ -186,4 +186,27 @@ mod tests {
         assert_eq!((record.gap(), record.level(), record.kind()), (2, 15, 7));
         assert!(record.state() == State::Sampled && record.has_child());
     }
+
+    #[test]
+    fn a_state_is_read_as_it_was_written_and_says_who_found_the_block() {
+        use State::{Found, FoundKept, Fresh, Idle, Restored, RestoredKept, Sampled};
+        for (state, restored, found, kept) in [
+            (Fresh, false, false, false),
+            (Restored, true, false, false),
+            (RestoredKept, true, false, true),
+            (Found, false, true, false),
+            (FoundKept, false, true, true),
+            (Idle, false, false, false),
+            (Sampled, false, false, false),
+        ] {
+            let mut record = Record::new(0);
+            assert_eq!(record.state(), Fresh);
+            record.set_state(Idle);
+            record.set_state(state);
+            assert_eq!(record.state(), state);
+            assert_eq!((state.is_restored(), state.is_found(), state.is_kept()), (restored, found, kept), "{state:?}");
+        }
+        assert_eq!([false, true].map(State::restored), [Restored, RestoredKept]);
+        assert_eq!([false, true].map(State::found), [Found, FoundKept]);
+    }
 }

@@ -153,6 +153,23 @@ mod tests {
     }
 
     #[test]
+    fn odds_rest_on_four_pools_of_missing_blocks_and_half_of_more_is_forgotten() {
+        // 512 missing blocks were asked for, and as many found ahead of LRU: of 39,424 blocks 102 may be lost.
+        let mut trust = after(38_400);
+        for _ in 0..512 {
+            trust.block(true, false);
+            trust.block(false, true);
+        }
+        trust.missed(4096, 128);
+        trust.missed(2048, 256);
+        // 512 of 4,096, and 25 in favour: 102 × 4,121 / 537.
+        assert!(!bound(&mut trust, 782) && bound(&mut trust, 783));
+        // 256 of 2,048: 102 × 2,073 / 281.
+        trust.missed(1, 256);
+        assert!(!bound(&mut trust, 752) && bound(&mut trust, 753));
+    }
+
+    #[test]
     fn a_debt_beyond_the_budget_binds_until_there_were_as_many_blocks() {
         let mut trust = after(384);
         trust.request();
@@ -208,5 +225,34 @@ mod tests {
         }
         trust.request();
         assert!(trust.debt < 0 && bound(&mut trust, 0));
+    }
+
+    #[test]
+    fn a_lead_in_requests_is_put_by_as_far_as_a_pool_of_blocks_goes() {
+        let mut trust = after(0);
+        for _ in 0..4000 {
+            trust.request();
+            trust.block(false, true);
+        }
+        // Requests of one block, so a pool of them is 1,024 requests.
+        assert!(!bound(&mut trust, 0));
+        trust.request();
+        (0..2000).for_each(|_| trust.block(false, true));
+        // One request more is ahead, and of 5,039 13 may be lost; blocks are ahead in any case.
+        for _ in 0..1025 + 13 {
+            trust.request();
+            trust.block(true, false);
+        }
+        trust.request();
+        assert!(!bound(&mut trust, 0));
+        trust.block(true, false);
+        trust.request();
+        assert!(trust.debt < 0 && bound(&mut trust, 0));
+    }
+
+    #[test]
+    fn a_look_at_the_account_says_whether_the_mind_was_changed() {
+        let mut trust = after(384);
+        assert_eq!([1, 1, 2, 2, 1].map(|missing| trust.weigh(missing)), [false, false, true, false, true]);
     }
 }
