@@ -90,9 +90,10 @@ use trust::Trust;
 /// and of requests, and the mean gain 3.7 points. It can be more where traffic makes this policy learn that what LRU keeps
 /// is not asked for, and then asks for all of it, as when a cycle larger than the pool gives way to sets that just fit it:
 /// of 1,440 pairs drawn at random from such traffic, 78 lost more than half a point, and the worst of them 1.9. That is
-/// no bound: what can be lost at once is up to a pool of blocks, which is much of a trace of few pools. 240 chains of 5 once
-/// and then 97 new ones twice, three times over, cost 7.5 points in 500 blocks and 1.2 in 1,000; repeated 30 times, 0.8. Of
-/// Mooncake's trace the first 1,000 requests cost 0.51 points in 20,000 blocks. For such traffic take
+/// no bound: what can be lost at once is up to a pool of blocks, which is much of a trace of few pools. A cycle of 240
+/// chains of 5 blocks, one after the other, and then a set of 97 new ones, all of them and all of them again; three times
+/// over, the 240 the same each time and the 97 new: that cost 7.5 points in 500 blocks and 1.2 in 1,000, and repeated 30
+/// times 0.8. Of Mooncake's trace the first 1,000 requests cost 0.51 points in 20,000 blocks. For such traffic take
 /// [`Lru`](super::Lru).
 ///
 /// All of this is of requests that are served at once. Where requests overlap and hold less than about an eighth of the
