@@ -3,7 +3,9 @@
 //! Floor 1. A cache that was given a sink tells it of every change of what can be found, at the end of the call that
 //! caused it, when the call has done all its work. Exact, ordered, complete: content is announced once, when its first
 //! copy is there and what it builds on can be found; its parent was announced before it; it is withdrawn when its last
-//! copy is gone, behind all that builds on it.
+//! copy is gone, behind all that builds on it. Contents are told apart by their identities here: those that a hasher gives
+//! one to, as `Sha256Cbor` does where nothing but the end of an extra differs, are announced with the first of them and
+//! withdrawn with the last. With `Sha256Cbor::with_ends` and with `Blake3` every content has its own.
 
 #[cfg(feature = "events")]
 mod encode;
@@ -37,7 +39,7 @@ impl fmt::Display for Refused {
 
 impl core::error::Error for Refused {}
 
-/// Who is told. Any `FnMut(&Event) -> Result<(), Refused> + Send + Sync` is one.
+/// Who is told, of identities: contents that share one count as one, see the [module](self). Any `FnMut(&Event) -> Result<(), Refused> + Send + Sync` is one.
 ///
 /// It is called inside of a call of the cache, with whatever lock that is under: it should take note and return, and
 /// cannot call the cache. A sink that panics unwinds through the call that caused the event; that call has done its work, the

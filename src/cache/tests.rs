@@ -25,7 +25,7 @@ use super::*;
 use crate::error::{CreateError, PlanError, StepError};
 use crate::event::Event;
 use crate::prefix::hash::{BlockHasher, Digest, Hashed};
-use crate::prefix::{Query, Scope};
+use crate::prefix::{Extra, Query, Scope};
 use crate::step::Step;
 
 fn cache(num_blocks: u32, block_size: u32) -> KvCache {
@@ -91,6 +91,21 @@ impl BlockHasher for Fold {
     }
 }
 
+/// The same but for where extras end.
+struct EndlessFold;
+
+impl BlockHasher for EndlessFold {
+    fn identity(&self, block: &Hashed<'_>) -> Digest {
+        let endless = |extra: &Extra| Extra::new(extra.range.start..u32::MAX, extra.digest);
+        let extras: Vec<_> = block.extras.iter().map(endless).collect();
+        Fold.identity(&block.with_extras(&extras))
+    }
+
+    fn leaves_out_ends(&self) -> bool {
+        true
+    }
+}
+
 /// What a sink was told and nobody has read yet.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Vec<Event>>>);
@@ -98,9 +113,13 @@ struct Told(Arc<Mutex<Vec<Event>>>);
 impl Told {
     /// Listens to a cache from now on.
     fn by<E: Evict>(cache: &mut KvCache<E>) -> Self {
+        Self::in_names_of(Fold, cache)
+    }
+
+    fn in_names_of<E: Evict>(hasher: impl BlockHasher + 'static, cache: &mut KvCache<E>) -> Self {
         let told = Self::default();
         let log = told.0.clone();
-        cache.set_events(Fold, move |event: &Event| {
+        cache.set_events(hasher, move |event: &Event| {
             log.lock().unwrap().push(event.clone());
             Ok(())
         });

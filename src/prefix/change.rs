@@ -15,16 +15,17 @@ use crate::id::{BlockId, TokenId};
 pub enum Event {
     /// A block's content can be found from now on.
     Stored(Stored),
-    /// No block has this content any more.
+    /// No block has content of this identity any more that can be found.
     Removed {
-        /// The content's identity.
+        /// The identity.
         identity: Digest,
     },
     /// Nothing can be found any more.
     Cleared,
 }
 
-/// Content that can be found.
+/// Content that can be found: the first of its identity, where a hasher
+/// [leaves out where extras end](super::hash::BlockHasher::leaves_out_ends) and gives one to several.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Stored {

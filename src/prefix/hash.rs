@@ -59,18 +59,30 @@ impl<'a> Hashed<'a> {
     }
 }
 
-/// Makes identities. Two blocks that differ in anything of [`Hashed`] must have different ones; a parent stands for the
-/// scope and the position, which are its own and what follows from it.
+/// Makes identities. Two blocks that differ in anything of [`Hashed`] must have different ones, but for the ends of extras
+/// where it [leaves these out](Self::leaves_out_ends); a parent stands for the scope and the position, which are its own
+/// and what follows from it.
 ///
 /// A cache calls it in the middle of its own calls: it must not panic.
 pub trait BlockHasher: Send + Sync {
     /// The identity of a block.
     fn identity(&self, block: &Hashed<'_>) -> Digest;
+
+    /// Whether blocks that differ in nothing but where their extras end have one identity all the same, as with
+    /// `Sha256Cbor`. A cache then counts what shares an identity, so that a sink is told of it with the first content and
+    /// of its end with the last; that is one search among the contents behind extras for each of these that comes or goes.
+    fn leaves_out_ends(&self) -> bool {
+        false
+    }
 }
 
 impl<H: BlockHasher + ?Sized> BlockHasher for Box<H> {
     fn identity(&self, block: &Hashed<'_>) -> Digest {
         (**self).identity(block)
+    }
+
+    fn leaves_out_ends(&self) -> bool {
+        (**self).leaves_out_ends()
     }
 }
 

@@ -31,7 +31,9 @@ use crate::prefix::{Extra, Scope};
 /// [`with_seed`](Self::with_seed).
 ///
 /// vLLM's values do not say where an extra ends: they take it that the digest of an image decides how many tokens stand
-/// for it. Where yours does not, use [`with_ends`](Self::with_ends), or `Blake3`.
+/// for it. Where yours does not, use [`with_ends`](Self::with_ends), or `Blake3`: else contents that differ in where an
+/// image ends have one identity, a sink is told of them as of one, and a router takes either for the other. The cache never
+/// does.
 ///
 /// # Example
 /// ```
@@ -91,6 +93,10 @@ impl BlockHasher for Sha256Cbor {
         }
         self.extras(&mut cbor, block);
         cbor.finish()
+    }
+
+    fn leaves_out_ends(&self) -> bool {
+        !self.ends
     }
 }
 

@@ -187,6 +187,7 @@ fn prompts() -> Vec<(Scope, Vec<TokenId>, Vec<Extra>)> {
 #[test]
 fn prompts_that_differ_in_one_component_have_different_identities() {
     for (hasher, ends) in hashers() {
+        assert_eq!(hasher.leaves_out_ends(), !ends);
         let mut prompts = prompts();
         if ends {
             prompts.push((Scope::default(), (1..9).collect(), vec![Extra::new(1..3, [7; 32])]));

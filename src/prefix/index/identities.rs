@@ -6,8 +6,11 @@
 //! A node is *announced* while it can be found: while it and all before it are computed. Content may be computed before
 //! what it builds on is: a sequence that computes a block again, and finds the next one, may be all that is left of the
 //! block in front.
+//!
+//! A hasher may leave out where extras end. Then nodes that differ in that alone, or stand behind such, have one identity;
+//! it is stored with the first that is announced and removed with the last, so these are counted.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
@@ -28,6 +31,8 @@ struct Known {
     scope: u32,
     /// Whether the sink was told, or will be, that it can be found.
     announced: bool,
+    /// Whether it or one before it has extras.
+    behind_extras: bool,
 }
 
 /// The identities of nodes, and events that wait to be delivered.
@@ -35,6 +40,8 @@ struct Known {
 pub(crate) struct Identities {
     hasher: Arc<dyn BlockHasher>,
     known: Vec<Option<Known>>,
+    /// How many announced nodes have an identity, of those that may share theirs; `None` where the hasher lets none.
+    namesakes: Option<BTreeMap<Digest, u32>>,
     /// Events that are to be delivered, if anybody wants them.
     pub(crate) events: Option<VecDeque<Event>>,
 }
@@ -47,7 +54,35 @@ impl fmt::Debug for Identities {
 
 impl Identities {
     pub(crate) fn new(hasher: Arc<dyn BlockHasher>) -> Self {
-        Self { hasher, known: Vec::new(), events: None }
+        // A tree and no hash table: who sends prompts must not choose how long a look into it takes.
+        let namesakes = hasher.leaves_out_ends().then(BTreeMap::new);
+        Self { hasher, known: Vec::new(), namesakes, events: None }
+    }
+
+    /// A node is announced. Whether no other of its identity is.
+    fn enter(&mut self, node: &Known) -> bool {
+        let Some(namesakes) = self.namesakes.as_mut().filter(|_| node.behind_extras) else { return true };
+        let count = namesakes.entry(node.identity).or_insert(0);
+        *count += 1;
+        *count == 1
+    }
+
+    /// A node is announced no more. Whether no other of its identity is.
+    fn leave(&mut self, node: &Known) -> bool {
+        let Some(namesakes) = self.namesakes.as_mut().filter(|_| node.behind_extras) else { return true };
+        let Some(count) = namesakes.get_mut(&node.identity) else { return true };
+        *count -= 1;
+        let last = *count == 0;
+        if last {
+            namesakes.remove(&node.identity);
+        }
+        last
+    }
+
+    /// How many announced nodes have an identity that others of them have too.
+    #[cfg(test)]
+    pub(crate) fn num_namesakes(&self) -> Option<u32> {
+        self.namesakes.as_ref().map(|namesakes| namesakes.values().filter(|&&count| count > 1).sum())
     }
 
     /// A node is gone, and its number may come again.
@@ -79,9 +114,11 @@ impl PrefixIndex {
         let (mut unknown, mut at) = (alloc::vec![node], self.parent(node));
         let mut before = loop {
             match at {
-                Parent::Scope(scope) => break (None, 0, scope),
+                Parent::Scope(scope) => break (None, 0, scope, false),
                 Parent::Node(node) => match identities.known(node) {
-                    Some(known) => break (Some(known.identity), known.depth + 1, known.scope),
+                    Some(known) => {
+                        break (Some(known.identity), known.depth + 1, known.scope, known.behind_extras);
+                    }
                     None => {
                         unknown.push(node);
                         at = self.parent(node);
@@ -92,17 +129,19 @@ impl PrefixIndex {
         let hasher = Arc::clone(&identities.hasher);
         let mut last = None;
         while let Some(node) = unknown.pop() {
-            let (parent, depth, scope) = before;
+            let (parent, depth, scope, behind_extras) = before;
             let start = depth.saturating_mul(len32(self.block_size));
             let block = Hashed::new(parent.as_ref(), self.scopes.get(scope), start, self.tokens(node));
-            let identity = hasher.identity(&block.with_extras(self.extras(node)));
-            let known = Known { identity, depth, scope, announced: false };
+            let extras = self.extras(node);
+            let identity = hasher.identity(&block.with_extras(extras));
+            let behind_extras = behind_extras || !extras.is_empty();
+            let known = Known { identity, depth, scope, announced: false, behind_extras };
             let all = &mut self.identities.as_mut()?.known;
             if ix(node) >= all.len() {
                 all.resize(ix(node) + 1, None);
             }
             all[ix(node)] = Some(known);
-            before = (Some(identity), depth + 1, scope);
+            before = (Some(identity), depth + 1, scope, behind_extras);
             last = Some(known);
         }
         last
@@ -149,6 +188,7 @@ impl PrefixIndex {
         known.is_some_and(|known| known.announced)
     }
 
+    /// Announces a node whose parent is. Whether that is new, so that its children may be.
     fn store(&mut self, node: u32, block: BlockId) -> bool {
         if self.identities.as_ref().is_none_or(|identities| identities.events.is_none()) {
             return false;
@@ -165,6 +205,9 @@ impl PrefixIndex {
         if again {
             return false;
         }
+        if self.identities.as_mut().is_some_and(|identities| !identities.enter(&known)) {
+            return true;
+        }
         let start = known.depth.saturating_mul(len32(self.block_size));
         let scope = Arc::clone(self.scopes.get(known.scope));
         let stored = Stored::new(known.identity, parent, scope, start, self.tokens(node).into());
@@ -172,7 +215,7 @@ impl PrefixIndex {
         true
     }
 
-    /// No block has this content any more.
+    /// A node's content can be found no more.
     #[inline]
     pub(super) fn withdraw(&mut self, node: u32) {
         if self.identities.is_some() {
@@ -195,8 +238,9 @@ impl PrefixIndex {
         }
         while let Some(node) = all.pop() {
             self.set_announced(node, false);
-            if let Some(identity) = self.identity(node) {
-                self.queue(Event::Removed { identity });
+            let Some(known) = self.know(node) else { continue };
+            if self.identities.as_mut().is_some_and(|identities| identities.leave(&known)) {
+                self.queue(Event::Removed { identity: known.identity });
             }
         }
     }
