@@ -14,7 +14,8 @@ const PRIORITIES: usize = 101;
 /// Requests say by [`Retention`] how to keep the blocks they stored or found; the last word counts, until the content
 /// goes. A priority above 100 counts as 100. With a duration the priority holds until that much time has passed since the
 /// block became idle; then it falls back to the default and queues behind the blocks that have that priority already.
-/// Time is the caller's clock; while it stands still nothing expires.
+/// Time is the caller's clock; while it stands still nothing expires, and what would hold beyond its end, 2^64 - 1, never
+/// does.
 ///
 /// Where the priority is higher further down a chain, this policy names a parent before its children, and relies on the
 /// cache to take the children first.
@@ -33,7 +34,7 @@ pub struct Priority {
     lists: [List; PRIORITIES],
     /// A bit per priority whose list is not empty.
     filled: u128,
-    /// Candidates with an expiry, the earliest first; of equal ones the one idle longest.
+    /// Candidates that will expire, the earliest first; of equal ones the one idle longest.
     heap: Vec<u32>,
     now: u64,
     /// Counts idle calls, to tell equal expiries apart.
@@ -44,7 +45,7 @@ pub struct Priority {
 struct Block {
     /// How long its priority holds once it is idle, where it expires at all.
     duration: u64,
-    /// Of a candidate: the first time at which it no longer holds.
+    /// Of a candidate in the heap: the first time at which it no longer holds.
     expiry: u64,
     /// Where it is in the heap, or [`NIL`].
     at: u32,
@@ -182,14 +183,16 @@ impl Evict for Priority {
         let (call, now) = (self.calls, self.now);
         let block = &mut self.blocks[ix(id)];
         block.call = call;
-        block.expiry = now.saturating_add(block.duration);
-        let (priority, expires) = (block.priority, block.expires);
-        if expires && block.expiry == now {
+        if block.expires && block.duration == 0 {
             self.enqueue(id, Retention::DEFAULT_PRIORITY);
             return;
         }
+        // A time that the clock cannot show never comes.
+        let expiry = now.checked_add(block.duration).filter(|_| block.expires);
+        block.expiry = expiry.unwrap_or(0);
+        let priority = block.priority;
         self.enqueue(id, priority);
-        if expires {
+        if expiry.is_some() {
             self.heap.push(id);
             self.settle(self.heap.len() - 1, id);
         }
@@ -258,6 +261,24 @@ mod tests {
         bench.retain(1, keep(99, Some(0)));
         bench.idle(&[0, 1, 2]);
         assert_eq!(bench.drain(), [1, 2, 0]);
+    }
+
+    #[test]
+    fn what_holds_beyond_the_end_of_the_clock_does_not_expire_there() {
+        let mut bench = Bench::new(Priority::new(), 5);
+        store(&mut bench, &[0, 1, 2, 3, 4]);
+        bench.retain(0, keep(90, Some(6)));
+        bench.retain(1, keep(90, Some(5)));
+        bench.retain(2, keep(90, Some(u64::MAX)));
+        bench.retain(3, keep(90, Some(1)));
+        bench.time(u64::MAX - 5);
+        bench.idle(&[0, 1, 2]);
+        bench.time(u64::MAX - 1);
+        assert_eq!(bench.victim(), Some(0));
+        // 5 more are the end of the clock, where block 1 falls back; 6 are beyond it, as is 1 behind the end.
+        bench.time(u64::MAX);
+        bench.idle(&[3, 4]);
+        assert_eq!(bench.drain(), [1, 4, 0, 2, 3]);
     }
 
     #[test]
