@@ -212,7 +212,9 @@ impl KvCache {
     ///
     /// # Errors
     /// [`ConfigError`]: a block size of zero or beyond 2^20, no block left for sequences, more than 2^29 blocks or 2^32 - 1
-    /// slots, or bookkeeping that does not fit into memory.
+    /// slots, or bookkeeping for which the allocator gives no memory. That is all that is looked at: a system that
+    /// overcommits, as Linux does, promises more than it has, and ends a process that writes to it. Much of the bookkeeping
+    /// is written to here, the rest as blocks get content.
     pub fn new(config: CacheConfig) -> Result<Self, ConfigError> {
         Self::with_policy(config, Lru::new())
     }

@@ -76,7 +76,8 @@ errors! {
             /// As configured.
             num_blocks: u32,
         } => "{num_blocks} blocks leave none for sequences",
-        /// The bookkeeping of so many blocks does not fit into memory.
+        /// The allocator has no memory for the bookkeeping of so many blocks. Where the system overcommits, it may have it,
+        /// and the memory is not there all the same.
         OutOfMemory {
             /// As configured.
             num_blocks: u32,
