@@ -7,6 +7,8 @@ use clap::{Parser, ValueEnum};
 use paged_kv::event::{EventEncoder, EventForm, HashForm};
 use paged_kv::prefix::hash::{Blake3, BlockHasher, Sha256Cbor};
 
+use crate::workload::CHAT;
+
 /// Publishes what a paged KV-cache holds, over ZeroMQ, in vLLM's wire format; replays what a subscriber missed.
 ///
 /// The cache runs a toy workload: chats of three tenants that begin alike, more than it has room for.
@@ -91,7 +93,7 @@ impl Options {
     /// Reads a command line; what is wrong with it is one line.
     pub(crate) fn read(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Asked, String> {
         match Self::try_parse_from(arguments) {
-            Ok(options) => Ok(Asked::Run(Box::new(options))),
+            Ok(options) => options.check().map(|()| Asked::Run(Box::new(options))),
             Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
                 Ok(Asked::Text(error.to_string()))
             }
@@ -102,6 +104,16 @@ impl Options {
                 Err(lines.join(" ").trim_start_matches("error: ").to_owned())
             }
         }
+    }
+
+    /// Whether a chat has room. One block of the cache is for nobody.
+    fn check(&self) -> Result<(), String> {
+        let Self { num_blocks, block_size, .. } = *self;
+        let least = CHAT.div_ceil(block_size) + 1;
+        if num_blocks >= least {
+            return Ok(());
+        }
+        Err(format!("--num-blocks {num_blocks} is too few for a chat with --block-size {block_size}: at least {least}"))
     }
 
     pub(crate) fn linger(&self) -> Option<Duration> {

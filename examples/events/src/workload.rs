@@ -9,8 +9,12 @@ use paged_kv::{CacheConfig, Extra, KvCache, Query, Scope, Step};
 
 use crate::options::Options;
 
-/// Tokens of an answer.
+/// Tokens of a system prompt, of a turn of the user's, and of an answer.
+const SYSTEM: u32 = 100;
+const TURN: u32 = 60;
 const ANSWER: u32 = 24;
+/// Tokens of a chat at its end; there is one at a time.
+pub(crate) const CHAT: u32 = SYSTEM + TURN + ANSWER;
 
 /// A cache, and who sends it chats.
 pub(crate) struct Workload {
@@ -40,11 +44,11 @@ impl Workload {
         let at = self.served;
         self.served += 1;
         let scope = &self.scopes[at as usize % self.scopes.len()];
-        // Ten system prompts of 100 tokens, the same for every tenant; some chats begin a turn of their own.
+        // Ten system prompts, the same for every tenant; some chats begin a turn of their own.
         let system = at / 3 % 10;
         let turn = (at * 7) % 30;
-        let mut tokens: Vec<u32> = (0..100).map(|i| system * 1_000 + i).collect();
-        tokens.extend((0..60).map(|i| 100_000 + turn * 60 + i));
+        let mut tokens: Vec<u32> = (0..SYSTEM).map(|i| system * 1_000 + i).collect();
+        tokens.extend((0..TURN).map(|i| 100_000 + turn * TURN + i));
         // Every fourth shows an image, which stands for 20 tokens.
         let image = [Extra::new(110..130, [system.to_be_bytes()[3] + 1; 32])];
         let query = Query::default().with_extras(if at % 4 == 3 { &image } else { &[] });

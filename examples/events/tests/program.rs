@@ -18,6 +18,9 @@ fn what_is_wrong_with_a_command_line_is_one_line_and_exit_code_2() {
         (&["--requests", "many"][..], "many"),
         (&["--block-size", "0"], "block-size"),
         (&["--num-blocks", "31"], "num-blocks"),
+        // 184 tokens of a chat are as many blocks, or 37 of 5, and one is for nobody.
+        (&["--num-blocks", "184", "--block-size", "1"], "--num-blocks 184 is too few"),
+        (&["--num-blocks", "32", "--block-size", "5"], "at least 38"),
         (&["--form", "xml"], "xml"),
         (&["--colour"], "--colour"),
         (&["stray"], "stray"),
@@ -30,6 +33,22 @@ fn what_is_wrong_with_a_command_line_is_one_line_and_exit_code_2() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
         assert_eq!((output.stdout.len(), error.lines().count()), (0, 1), "{arguments:?}: {error}");
         assert!(error.starts_with("events: ") && error.contains(what), "{error} does not name {what}");
+    }
+}
+
+#[test]
+fn the_smallest_cache_has_room_for_every_chat() {
+    // 184 tokens are 184 blocks of 1, and 31 of 6 hold 186.
+    let [endpoint, replay] = endpoints();
+    for (num_blocks, block_size) in [("185", "1"), ("32", "6")] {
+        let size = ["--num-blocks", num_blocks, "--block-size", block_size];
+        let both = ["--endpoint", &endpoint, "--replay", &replay];
+        let output = events(&size)
+            .args(both)
+            .args(["--requests", "60", "--interval-ms", "1", "--linger", "0"])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{size:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
 
