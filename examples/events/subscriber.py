@@ -3,7 +3,8 @@
     pip install msgspec pyzmq
     python subscriber.py --endpoint tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558
 
-Ends when nothing arrives any more. One line and exit code 1 say what was wrong.
+Ends when nothing arrives any more; if nothing arrives at all, with what the publisher has kept. It has to be running
+still: both ways the end is compared with a replay of everything. One line and exit code 1 say what was wrong.
 """
 
 import argparse
@@ -133,11 +134,15 @@ def replayed(context: zmq.Context, options: argparse.Namespace, start: int) -> l
     """All batches from this number on that the publisher has."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.RCVTIMEO, 10_000)
+    socket.setsockopt(zmq.LINGER, 0)
     socket.connect(options.replay)
     socket.send_multipart([b"", start.to_bytes(8, "big")])
     batches = []
     while True:
-        empty, topic, number, payload = socket.recv_multipart()
+        try:
+            empty, topic, number, payload = socket.recv_multipart()
+        except zmq.Again:
+            raise Wrong(f"no answer from {options.replay}: is the publisher still running?") from None
         check(empty == b"" and len(number) == 8, "frames of an answer")
         if int.from_bytes(number, "big", signed=True) == -1:
             check(topic == payload == b"", "the end of an answer is empty")
@@ -176,7 +181,11 @@ def run(options: argparse.Namespace) -> str:
                     asked += 1
         take(number, payload)
 
-    check(heard > 0, "nothing arrived")
+    if heard == 0:  # All was over before we came.
+        for number, payload in replayed(context, options, 0):
+            take(number, payload)
+            asked += 1
+    check(len(seen) > 0, "nothing arrived, and nothing is kept for a replay")
     everything = replayed(context, options, 0)
     check([payload for _, payload in everything] == seen, "a replay of all is not what was heard")
     check(replayed(context, options, len(seen)) == [], "a replay of nothing is not empty")

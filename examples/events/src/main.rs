@@ -4,6 +4,8 @@
 //! cargo run --release -p events
 //! pip install msgspec pyzmq && python examples/events/subscriber.py    # in another terminal
 //! ```
+//! The publisher goes on answering when its chats are over, until it is interrupted or `--linger` seconds have passed:
+//! whoever subscribes too late to hear anything has it by a replay, from a publisher that is still running.
 
 mod options;
 mod workload;

@@ -3,6 +3,8 @@
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
 
 fn events(arguments: &[&str]) -> Command {
     let mut program = Command::new(env!("CARGO_BIN_EXE_events"));
@@ -77,6 +79,11 @@ fn endpoints() -> [String; 2] {
 
 /// Both programs, with these arguments. `PAGED_KV_PYTHON` is a Python with msgspec and pyzmq; skipped without.
 fn subscribed(publisher: &[&str], subscriber: &[&str]) {
+    subscribed_after(Duration::ZERO, publisher, subscriber);
+}
+
+/// The same, with the subscriber so much later.
+fn subscribed_after(delay: Duration, publisher: &[&str], subscriber: &[&str]) {
     let Some(python) = std::env::var_os("PAGED_KV_PYTHON") else {
         println!("SKIPPED: a subscriber in Python (PAGED_KV_PYTHON is not set)");
         return;
@@ -87,6 +94,7 @@ fn subscribed(publisher: &[&str], subscriber: &[&str]) {
     program.args(["--requests", "150", "--linger", "60"]).args(publisher).stdout(Stdio::null());
     let _running = Running(program.spawn().unwrap());
 
+    sleep(delay);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("subscriber.py");
     let output = Command::new(python).arg(script).args(both).args(subscriber).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -97,6 +105,16 @@ fn subscribed(publisher: &[&str], subscriber: &[&str]) {
 #[test]
 fn a_subscriber_reads_maps_and_computes_the_names_again() {
     subscribed(&[], &["--seed", "vllm-none-hash"]);
+}
+
+#[test]
+fn a_subscriber_that_comes_when_all_is_over_asks_for_a_replay() {
+    // 150 chats a millisecond apart are over in a moment.
+    subscribed_after(
+        Duration::from_secs(3),
+        &["--interval-ms", "1"],
+        &["--seed", "vllm-none-hash", "--wait-ms", "500"],
+    );
 }
 
 #[test]
