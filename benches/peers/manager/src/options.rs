@@ -93,9 +93,35 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command,
     if options.quick {
         options.rounds = 5;
     }
+    for (at, policy) in options.policies.iter().enumerate() {
+        if options.policies.iter().take(at).any(|other| other == policy) {
+            return Err(format!("--policies names {} twice", policy.name()));
+        }
+    }
     Ok(match options.command.take() {
         Some(Sub::Count(count)) => Command::Count(count),
         None if options.growth => Command::Growth(options),
         None => Command::Compare(options),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(arguments: &[&str]) -> Result<Command, String> {
+        parse(core::iter::once(&"peers-manager").chain(arguments).map(OsString::from))
+    }
+
+    #[test]
+    fn a_policy_is_named_once() {
+        for (names, twice) in [("lru,lru", "lru"), ("adaptive,lru,adaptive", "adaptive")] {
+            for growth in [&[][..], &["--growth"]] {
+                let error = parsed(&[&["--policies", names], growth].concat()).unwrap_err();
+                assert_eq!(error, format!("--policies names {twice} twice"));
+            }
+        }
+        let Ok(Command::Compare(options)) = parsed(&["--policies", "adaptive,lru"]) else { panic!() };
+        assert_eq!(options.policies, [Policy::Adaptive, Policy::Lru]);
+    }
 }

@@ -21,7 +21,7 @@ pub(crate) enum Policy {
 }
 
 impl Policy {
-    fn name(self) -> String {
+    pub(crate) fn name(self) -> String {
         self.to_possible_value().expect("no policy is hidden").get_name().to_owned()
     }
 }
