@@ -159,13 +159,13 @@ struct Arguments {
 
     /// Most tokens to generate for a request
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
-    max_tokens: u32,
+    max_tokens: i64,
     /// Samples of each prompt, which share its blocks; sample i draws from seed + i
     #[arg(long, value_name = "SAMPLES", default_value_t = 1, conflicts_with = "beam")]
-    n: u32,
+    n: i64,
     /// Beam search with this many hypotheses
     #[arg(long, value_name = "WIDTH", conflicts_with_all = ["temperature", "top_p", "seed", "greedy"])]
-    beam: Option<u32>,
+    beam: Option<i64>,
     /// Divides the logits before sampling; 0 is greedy [default: 0.2]
     #[arg(long, value_name = "NUMBER")]
     temperature: Option<f64>,
@@ -181,16 +181,16 @@ struct Arguments {
 
     /// Blocks of the cache [default: what a full batch may need, at most 1 GiB unless one request needs more]
     #[arg(long, value_name = "BLOCKS")]
-    num_blocks: Option<u32>,
+    num_blocks: Option<i64>,
     /// Tokens in a block
     #[arg(long, value_name = "TOKENS", default_value_t = 16)]
-    block_size: u32,
+    block_size: i64,
     /// How keys and values are stored
     #[arg(long, value_enum, default_value_t = KvDtype::F32)]
     kv_dtype: KvDtype,
     /// Most sequences in flight [default: 8, or as many as one request needs]
     #[arg(long, value_name = "SEQUENCES")]
-    max_batch: Option<u32>,
+    max_batch: Option<i64>,
     /// How cache memory is given out: in blocks, or the longest stretch at once
     #[arg(long, value_enum, default_value_t = Policy::Paged)]
     policy: Policy,
@@ -222,13 +222,8 @@ impl Options {
 
     fn check(arguments: Arguments) -> Result<Self, OptionsError> {
         let a = &arguments;
-        let within = |option, value: u32, most: u32, rule| {
-            let value_is_fine = (1..=most).contains(&value);
-            value_is_fine.then_some(value).ok_or_else(|| OptionsError::OutOfRange {
-                option,
-                value: value.to_string(),
-                rule,
-            })
+        let within = |option, value, most, rule| {
+            number_up_to(most, value).ok_or_else(|| OptionsError::OutOfRange { option, value: value.to_string(), rule })
         };
         // The bounds keep what is computed from these numbers far from the ends of 32 bits; the model's context and
         // the memory set tighter ones, which are only known later.
@@ -276,25 +271,27 @@ impl Options {
     }
 }
 
+/// A number from 1 to `most`. clap reads what is wider, so that one message names the range of whatever is out of it.
+fn number_up_to(most: u32, value: i64) -> Option<u32> {
+    u32::try_from(value).ok().filter(|value| (1..=most).contains(value))
+}
+
 fn decoding(a: &Arguments) -> Result<Decoding, OptionsError> {
-    let refuse = |option, value: f64, rule| {
-        let value = value.to_string();
-        Err(OptionsError::OutOfRange { option, value, rule })
-    };
+    let refuse = |option, value, rule| Err(OptionsError::OutOfRange { option, value, rule });
     if let Some(width) = a.beam {
-        if !(1..=64).contains(&width) {
-            return refuse("beam", width.into(), "from 1 to 64");
-        }
-        return Ok(Decoding::Beam { width });
+        return match number_up_to(64, width) {
+            Some(width) => Ok(Decoding::Beam { width }),
+            None => refuse("beam", width.to_string(), "from 1 to 64"),
+        };
     }
     // The model card of the default model recommends these two.
     let temperature = a.temperature.unwrap_or(0.2);
     let top_p = a.top_p.unwrap_or(0.9);
     if !(0.0..=1e6).contains(&temperature) {
-        return refuse("temperature", temperature, "from 0 to 1000000");
+        return refuse("temperature", temperature.to_string(), "from 0 to 1000000");
     }
     if !(top_p > 0.0 && top_p <= 1.0) {
-        return refuse("top-p", top_p, "greater than 0 and at most 1");
+        return refuse("top-p", top_p.to_string(), "greater than 0 and at most 1");
     }
     if a.greedy || temperature == 0.0 {
         return Ok(Decoding::Greedy);
@@ -345,6 +342,27 @@ mod tests {
         let texts: Vec<&str> = options.prompts.iter().map(|p| p.text.as_str()).collect();
         assert_eq!(texts, ["-1 and", "two"]);
         assert_eq!(options.prompts[1].system.as_deref(), Some("s"));
+    }
+
+    #[test]
+    fn numbers_below_a_range_are_told_the_same_range_as_those_above() {
+        for (option, most) in [
+            ("max-tokens", 1 << 20),
+            ("n", 1024),
+            ("block-size", 4096),
+            ("max-batch", 4096),
+            ("num-blocks", 1 << 28),
+            ("beam", 64),
+        ] {
+            for value in [-5_i64, 0, most + 1, 1 << 32] {
+                let arguments = ["serve".into(), format!("--{option}"), value.to_string()];
+                let error = Options::parse(arguments.map(OsString::from)).unwrap_err();
+                assert_eq!(
+                    error.to_string(),
+                    format!("--{option} {value} is out of range: it must be from 1 to {most}")
+                );
+            }
+        }
     }
 
     #[test]
