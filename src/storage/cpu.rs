@@ -136,6 +136,31 @@ impl CpuStorage {
         self.layout.bytes()
     }
 
+    /// The bytes of one of the layout's [allocations](KvLayout::allocations), or `None` where it has no such: to save
+    /// them, to hash them, or to measure what a plain read of the same memory reaches.
+    ///
+    /// They are the elements in order, `allocations()[index] × dtype.bytes()` bytes, each in the byte order of the
+    /// machine; the first lies on a cache line. Element e of a [`Plane`](crate::layout::Plane) begins at byte
+    /// e × `dtype.bytes()`. Where nothing was written, they are zero.
+    ///
+    /// # Example
+    /// ```
+    /// use paged_kv::Slot;
+    /// use paged_kv::layout::{DType, KvLayout, KvShape};
+    /// use paged_kv::storage::CpuStorage;
+    ///
+    /// let layout = KvLayout::per_layer(&KvShape::new(1, 1, 2, DType::F32), 1, 2)?; // K of 2 tokens, V of 2 tokens
+    /// let mut storage = CpuStorage::new(layout)?;
+    /// storage.write_slot(0, Slot::new(1), &[1.0, 2.0], &[3.0, 4.0])?;
+    /// let elems: Vec<_> = [0.0_f32, 0.0, 1.0, 2.0, 0.0, 0.0, 3.0, 4.0].iter().flat_map(|x| x.to_ne_bytes()).collect();
+    /// assert_eq!(storage.allocation(0), Some(&elems[..]));
+    /// assert_eq!(storage.allocation(1), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn allocation(&self, index: u32) -> Option<&[u8]> {
+        self.pools.bytes(ix(index))
+    }
+
     /// K `[kv_heads, k_dim]` and V `[kv_heads, v_dim]` of one slot, widened. For tools and tests.
     ///
     /// # Errors

@@ -42,6 +42,14 @@ impl<T: Stored> Buffer<T> {
         let first = unsafe { allocated.add(skip) }.cast();
         Some(Self { first, len, allocated, layout })
     }
+
+    /// The same memory as bytes, in the order of the machine.
+    pub(super) fn bytes(&self) -> &[u8] {
+        let elems: &[T] = self;
+        // SAFETY: the bytes of a slice that is borrowed for as long as the result. A `T` (`Stored` is sealed: `f32`,
+        // `f16`, `bf16`) has no padding, so that each byte is initialised, and a `u8` has no alignment to keep.
+        unsafe { core::slice::from_raw_parts(elems.as_ptr().cast(), size_of_val(elems)) }
+    }
 }
 
 impl<T> Drop for Buffer<T> {
@@ -90,6 +98,18 @@ pub(super) enum Pools {
     BF16(Vec<Buffer<bf16>>),
 }
 
+/// Evaluates an expression over the allocations, whatever their element type.
+macro_rules! each {
+    ($pools:expr, $buffers:ident => $body:expr) => {
+        match $pools {
+            $crate::storage::cpu::memory::Pools::F32($buffers) => $body,
+            $crate::storage::cpu::memory::Pools::F16($buffers) => $body,
+            $crate::storage::cpu::memory::Pools::BF16($buffers) => $body,
+        }
+    };
+}
+pub(super) use each;
+
 impl Pools {
     pub(super) fn zeroed(layout: &KvLayout) -> Result<Self, CpuError> {
         fn all<T: Stored>(layout: &KvLayout) -> Result<Vec<Buffer<T>>, CpuError> {
@@ -105,19 +125,12 @@ impl Pools {
             DType::BF16 => Self::BF16(all(layout)?),
         })
     }
-}
 
-/// Evaluates an expression over the allocations, whatever their element type.
-macro_rules! each {
-    ($pools:expr, $buffers:ident => $body:expr) => {
-        match $pools {
-            $crate::storage::cpu::memory::Pools::F32($buffers) => $body,
-            $crate::storage::cpu::memory::Pools::F16($buffers) => $body,
-            $crate::storage::cpu::memory::Pools::BF16($buffers) => $body,
-        }
-    };
+    /// The bytes of an allocation, if there is one of this index.
+    pub(super) fn bytes(&self, index: usize) -> Option<&[u8]> {
+        each!(self, buffers => buffers.get(index).map(Buffer::bytes))
+    }
 }
-pub(super) use each;
 
 #[cfg(test)]
 mod tests {

@@ -406,3 +406,46 @@ fn a_call_leaves_nothing_to_the_next() {
         assert_eq!(run(dim, 0.5), clean);
     }
 }
+
+/// Every element of every layer, looked up in the bytes by the layout's own planes.
+#[test]
+fn the_bytes_of_an_allocation_are_its_elements_in_order() {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let storage = written(dtype);
+        let size = usize::try_from(dtype.bytes()).unwrap();
+        let wide = |bytes: &[u8]| match dtype {
+            DType::F32 => f32::from_ne_bytes(bytes.try_into().unwrap()),
+            DType::F16 => f16::from_ne_bytes(bytes.try_into().unwrap()).to_f32(),
+            DType::BF16 => bf16::from_ne_bytes(bytes.try_into().unwrap()).to_f32(),
+        };
+        for layer in 0..2 {
+            let bytes = storage.allocation(layer).unwrap();
+            assert_eq!(bytes.len(), 6 * 2 * 2 * 4 * 12 * size); // blocks, heads, K and V, tokens, elements
+            assert_eq!(bytes.as_ptr().align_offset(64), 0);
+            assert_eq!(layer == 0, bytes.iter().all(|byte| *byte == 0), "`written` wrote layer 1 alone");
+            let planes = storage.layout().layers()[ix(layer)];
+            for slot in 0..24 {
+                let (k, v) = storage.read_slot(layer, Slot::new(slot)).unwrap();
+                for (plane, wanted) in [(planes.k, k), (planes.v, v)] {
+                    for (head, wanted) in (0..).zip(wanted.chunks_exact(12)) {
+                        let at = usize::try_from(plane.elem(BlockId::new(slot / 4), head, slot % 4)).unwrap() * size;
+                        let got = bytes[at..].chunks_exact(size).map(wide);
+                        assert!(got.zip(wanted).all(|(got, wanted)| got == *wanted), "{dtype:?}, slot {slot}");
+                    }
+                }
+            }
+        }
+        assert_eq!(storage.allocation(2), None);
+        assert_eq!(storage.allocation(u32::MAX), None);
+    }
+}
+
+#[test]
+fn an_allocation_of_nothing_has_no_bytes() {
+    let plane = |base_elems| Plane { base_elems, block_stride_elems: 2, head_stride_elems: 2, token_stride_elems: 2 };
+    let layer = LayerLayout { k: plane(0), v: plane(1), kv_heads: 1, k_dim: 1, v_dim: 1, allocation: 1 };
+    let layout = KvLayout::custom(1, 1, DType::F16, alloc::vec![layer], alloc::vec![0, 2]).unwrap();
+    let storage = CpuStorage::new(layout).unwrap();
+    assert_eq!(storage.allocation(0), Some(&[][..]));
+    assert_eq!(storage.allocation(1), Some(&[0; 4][..]));
+}
