@@ -15,7 +15,7 @@ use crate::step::Step;
 pub use half::{bf16, f16};
 
 #[cfg(feature = "std")]
-pub use cpu::{CpuError, CpuStorage, CpuTensor, CpuTensorMut, Element, MAX_HEAD_DIM};
+pub use cpu::{CpuError, CpuStats, CpuStorage, CpuTensor, CpuTensorMut, Element, MAX_HEAD_DIM};
 
 /// Options of one attention call.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -9,6 +9,7 @@ mod isa;
 mod kernel;
 mod memory;
 mod prepared;
+mod stats;
 mod tensor;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ use crate::step::Step;
 pub use element::Element;
 pub use error::CpuError;
 pub use geometry::MAX_HEAD_DIM;
+pub use stats::CpuStats;
 pub use tensor::{CpuTensor, CpuTensorMut};
 
 /// KV memory of the host, in `f32`, `f16` or `bf16`, for any [`KvLayout`].
@@ -102,7 +104,8 @@ pub struct CpuStorage {
 
 impl CpuStorage {
     /// Memory for the layout, zeroed, every allocation on a cache line. The system may hand out its pages when they
-    /// are first written.
+    /// are first written. Allocations of 4 MiB or more begin on 2 MiB and, on Linux, ask for huge pages;
+    /// [`stats`](Self::stats) says what came of it.
     ///
     /// # Errors
     /// [`CpuError::OutOfMemory`], also for sizes that no machine has; [`CpuError::HeadTooLong`].
@@ -134,6 +137,15 @@ impl CpuStorage {
     /// attention some hundred KiB (for heads of usual length).
     pub fn bytes(&self) -> u64 {
         self.layout.bytes()
+    }
+
+    /// How much memory there is, and how much of it lies on huge pages.
+    ///
+    /// # Complexity
+    /// Linux is asked at each call (`/proc/self/smaps`): a walk over the page tables of the whole process, of the order
+    /// of a millisecond for some GiB. Not for every step.
+    pub fn stats(&self) -> CpuStats {
+        self.pools.stats()
     }
 
     /// The bytes of one of the layout's [allocations](KvLayout::allocations), or `None` where it has no such: to save

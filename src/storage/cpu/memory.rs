@@ -1,5 +1,8 @@
-//! The allocations of a layout: aligned, zeroed, and refused rather than aborted when they cannot be had.
+//! The allocations of a layout: aligned, zeroed, on huge pages where they are large and the system has some, and refused
+//! rather than aborted when they cannot be had.
 #![allow(unsafe_code)]
+
+mod huge;
 
 use alloc::alloc::{Layout, alloc_zeroed, dealloc};
 use alloc::vec::Vec;
@@ -9,6 +12,7 @@ use core::ptr::NonNull;
 
 use half::{bf16, f16};
 
+use super::CpuStats;
 use super::element::Stored;
 use super::error::CpuError;
 use crate::layout::{DType, KvLayout};
@@ -16,10 +20,20 @@ use crate::layout::{DType, KvLayout};
 /// Bytes that every allocation is aligned to: a cache line, and the widest vector.
 const ALIGN_BYTES: usize = 64;
 
-/// One allocation: a slice of plain numbers that starts on a cache line.
+/// What large allocations are aligned to, so that they begin with a huge page: the size of one on x86-64, and on aarch64
+/// with pages of 4 KiB.
+const HUGE_BYTES: usize = 2 << 20;
+
+/// From here on an allocation is a large one. It takes up to one huge page more memory than it has bytes, a third of
+/// 6 MiB at worst.
+const LARGE_BYTES: usize = 2 * HUGE_BYTES;
+
+/// One allocation: a slice of plain numbers that starts on a cache line, a large one on a huge page.
 pub(super) struct Buffer<T> {
     first: NonNull<T>,
     len: usize,
+    /// Whether the system took the advice to keep it on huge pages.
+    advised: bool,
     /// What the allocator gave, and what it is given back as.
     allocated: NonNull<u8>,
     layout: Layout,
@@ -28,19 +42,24 @@ pub(super) struct Buffer<T> {
 impl<T: Stored> Buffer<T> {
     /// `len` zeros, or `None` where they cannot be had.
     ///
-    /// The allocator is asked for a line more than needed and the start moved up, instead of for the alignment: for an
-    /// alignment beyond its own it would have to write the zeros itself, where otherwise they come as fresh pages from
-    /// the system that take no memory until they are used.
+    /// The allocator is asked for a line (or a huge page) more than needed and the start moved up, instead of for the
+    /// alignment: for an alignment beyond its own it would have to write the zeros itself, where otherwise they come as
+    /// fresh pages from the system that take no memory until they are used. For the same reason the advice comes here,
+    /// before anything is written.
     fn zeroed(len: u64) -> Option<Self> {
         let len = usize::try_from(len).ok()?;
-        let bytes = len.checked_mul(size_of::<T>())?.checked_add(ALIGN_BYTES)?;
-        let layout = Layout::from_size_align(bytes, align_of::<T>()).ok()?;
-        // SAFETY: the size of `layout` is at least `ALIGN_BYTES`, not zero.
+        let bytes = len.checked_mul(size_of::<T>())?;
+        let align = if bytes < LARGE_BYTES { ALIGN_BYTES } else { HUGE_BYTES };
+        // Whole lines or huge pages: the last one is this allocation's alone too.
+        let padded = bytes.checked_next_multiple_of(align)?;
+        let layout = Layout::from_size_align(padded.checked_add(align)?, align_of::<T>()).ok()?;
+        // SAFETY: the size of `layout` is at least `align`, not zero.
         let allocated = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        let skip = allocated.align_offset(ALIGN_BYTES).min(ALIGN_BYTES);
-        // SAFETY: `skip` is at most `ALIGN_BYTES`, and the allocation has `ALIGN_BYTES` bytes or more.
-        let first = unsafe { allocated.add(skip) }.cast();
-        Some(Self { first, len, allocated, layout })
+        let skip = allocated.align_offset(align).min(align);
+        // SAFETY: `skip` is at most `align`, and the allocation has `align` bytes or more.
+        let first = unsafe { allocated.add(skip) };
+        let advised = align == HUGE_BYTES && huge::advise(first, padded);
+        Some(Self { first: first.cast(), len, advised, allocated, layout })
     }
 
     /// The same memory as bytes, in the order of the machine.
@@ -64,9 +83,8 @@ impl<T> Deref for Buffer<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: `first` is at most `ALIGN_BYTES` into an allocation of `len` elements and `ALIGN_BYTES` bytes, and
-        // aligned to 64 bytes (or, should `align_offset` give up, to `T`'s: by the layout, plus a multiple of it). All
-        // bits zero, and whatever a `T` was written as, are valid. The borrow of `self` keeps writers away.
+        // SAFETY: `first` is at most an alignment into an allocation of `len` elements and the alignment's bytes, and
+        // aligned by it (or, should `align_offset` give up, to `T`'s: by the layout, plus a multiple of it). All bits zero, and whatever a `T` was written as, are valid. The borrow of `self` keeps writers away.
         unsafe { core::slice::from_raw_parts(self.first.as_ptr(), self.len) }
     }
 }
@@ -126,6 +144,19 @@ impl Pools {
         })
     }
 
+    /// See [`CpuStorage::stats`](super::CpuStorage::stats).
+    pub(super) fn stats(&self) -> CpuStats {
+        fn of<T: Stored>(buffers: &[Buffer<T>]) -> CpuStats {
+            let bytes = |buffer: &Buffer<T>| size_of_val::<[T]>(buffer) as u64;
+            CpuStats {
+                bytes: buffers.iter().map(bytes).sum(),
+                huge_advised_bytes: buffers.iter().filter(|buffer| buffer.advised).map(bytes).sum(),
+                huge_bytes: huge::measure(buffers.iter().map(|buffer| buffer.bytes().as_ptr_range())),
+            }
+        }
+        each!(self, buffers => of(buffers))
+    }
+
     /// The bytes of an allocation, if there is one of this index.
     pub(super) fn bytes(&self, index: usize) -> Option<&[u8]> {
         each!(self, buffers => buffers.get(index).map(Buffer::bytes))
@@ -144,6 +175,22 @@ mod tests {
             assert_eq!(buffer.len(), usize::try_from(len).unwrap());
             assert!(buffer.iter().all(|x| x.to_bits() == 0));
             buffer.fill(f16::ONE);
+        }
+    }
+
+    /// Page by page it may be there or not, but where it is large its start is that of a huge page, and it is as zero,
+    /// as long and as writable as any.
+    #[test]
+    fn a_large_buffer_starts_on_a_huge_page() {
+        for bytes in [LARGE_BYTES - 2, LARGE_BYTES, LARGE_BYTES + 2, 5 * HUGE_BYTES] {
+            let mut buffer = Buffer::<bf16>::zeroed(bytes as u64 / 2).unwrap();
+            let large = bytes >= LARGE_BYTES;
+            assert!(!large || buffer.as_ptr().align_offset(HUGE_BYTES) == 0);
+            assert!(large || !buffer.advised);
+            assert_eq!(buffer.bytes().len(), bytes);
+            assert!(buffer.bytes().iter().all(|x| *x == 0));
+            buffer.fill(bf16::ONE);
+            assert!(buffer.iter().all(|x| *x == bf16::ONE));
         }
     }
 

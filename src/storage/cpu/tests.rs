@@ -449,3 +449,19 @@ fn an_allocation_of_nothing_has_no_bytes() {
     assert_eq!(storage.allocation(0), Some(&[][..]));
     assert_eq!(storage.allocation(1), Some(&[0; 4][..]));
 }
+
+/// What the system says is its affair; that it is about this memory, and no more than there is, is ours.
+#[test]
+fn stats_are_about_this_memory() {
+    // 2 layers of 96 blocks × 2 heads × 2 × 16 tokens × 512 elements × 2 bytes = 6 MiB each.
+    let layout = KvLayout::per_layer(&KvShape::new(2, 2, 512, DType::F16), 96, 16).unwrap();
+    let mut storage = CpuStorage::new(layout).unwrap();
+    storage.fill(1.0);
+    let stats = storage.stats();
+    std::println!("{stats:?}");
+    assert_eq!(stats.bytes, 12 << 20);
+    assert!([0, 6 << 20, 12 << 20].contains(&stats.huge_advised_bytes));
+    assert!(stats.huge_bytes.is_none_or(|bytes| bytes <= stats.bytes));
+    let small = super::tests::storage(DType::F32).stats();
+    assert_eq!((small.bytes, small.huge_advised_bytes), (2 * 1152 * 4, 0)); // 6 × 2 × 2 × 4 × 12 elements
+}
