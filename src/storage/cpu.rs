@@ -8,6 +8,7 @@ mod geometry;
 mod isa;
 mod kernel;
 mod memory;
+mod movement;
 mod prepared;
 mod stats;
 mod tensor;
@@ -21,6 +22,7 @@ use element::Stored;
 use geometry::Geometry;
 use isa::Level;
 use memory::{Pools, each};
+use movement::{Records, Regions};
 use prepared::Prepared;
 
 use super::{AttendParams, KvStorage};
@@ -60,6 +62,14 @@ pub use tensor::{CpuTensor, CpuTensorMut};
 /// that it cannot undo writes. Until it has run, writing to and reading from a step that has copies is refused
 /// ([`CpuError::CopiesPending`]).
 ///
+/// # Writes
+/// Tensors of the storage's element type are stored bit for bit. Others are rounded to the nearest, ties to even; what
+/// is beyond the largest number becomes infinite. A NaN stays a NaN: it is quieted and keeps its sign and as many upper
+/// bits of its payload as fit.
+///
+/// Where a call writes or copies 256 KiB or more, it goes past the caches (x86-64), and from 1 MiB on over the threads of
+/// the current `rayon` pool, unless layers, heads or slots share memory.
+///
 /// # Example
 /// One layer, one KV head of 8 elements, two query heads, a sequence of three tokens in blocks of two.
 /// ```
@@ -96,9 +106,9 @@ pub struct CpuStorage {
     group: GroupId,
     layers: Vec<Geometry>,
     pools: Pools,
+    regions: Regions,
+    records: Records,
     prepared: Prepared,
-    /// A head on its way from one element type to another.
-    head: Vec<f32>,
     level: Level,
 }
 
@@ -113,15 +123,18 @@ impl CpuStorage {
         let layers: Result<Vec<_>, _> =
             layout.layers().iter().zip(0..).map(|(layer, index)| Geometry::new(&layout, layer, index)).collect();
         let layers = layers?;
-        let longest = layers.iter().map(|layer| layer.k_dim.max(layer.v_dim)).max().unwrap_or(0);
         let pools = Pools::zeroed(&layout)?;
+        let block_size = ix(layout.block_size());
+        let regions = Regions::new(&layers, ix(layout.num_blocks()), block_size);
+        let records = Records::new(&layers, block_size, pools.elem_bytes());
         Ok(Self {
             layout,
             group: GroupId::default(),
             layers,
             pools,
+            regions,
+            records,
             prepared: Prepared::default(),
-            head: alloc::vec![0.0; longest],
             level: Level::detect(),
         })
     }
@@ -170,7 +183,7 @@ impl CpuStorage {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn allocation(&self, index: u32) -> Option<&[u8]> {
-        self.pools.bytes(ix(index))
+        (ix(index) < self.pools.len()).then(|| self.pools.bytes(ix(index)))
     }
 
     /// K `[kv_heads, k_dim]` and V `[kv_heads, v_dim]` of one slot, widened. For tools and tests.
@@ -214,7 +227,9 @@ impl CpuStorage {
         let v = CpuTensor::new(v, [1, geometry.kv_heads, geometry.v_dim]);
         k.check("k", [1, geometry.kv_heads, geometry.k_dim])?;
         v.check("v", [1, geometry.kv_heads, geometry.v_dim])?;
-        self.put(&geometry, 0, block, offset, &k, &v);
+        each!(&mut self.pools, buffers => {
+            movement::write_token(&mut buffers[geometry.allocation], &geometry, 0, block, offset, &k, &v);
+        });
         Ok(())
     }
 
@@ -249,35 +264,6 @@ impl CpuStorage {
         let block_size = self.layout.block_size();
         Ok((slot.block(block_size).index(), ix(slot.offset(block_size))))
     }
-
-    /// Writes K and V of a token to a slot; all of them exist.
-    fn put(
-        &mut self,
-        geometry: &Geometry,
-        token: usize,
-        block: usize,
-        offset: usize,
-        k: &CpuTensor<'_>,
-        v: &CpuTensor<'_>,
-    ) {
-        for head in 0..geometry.kv_heads {
-            for (tensor, strides, dim) in [(k, &geometry.k, geometry.k_dim), (v, &geometry.v, geometry.v_dim)] {
-                let at = tensor.elem(token, head);
-                let from = strides.elem(block, head, offset);
-                // Through `f32`: widening is exact, and narrowing gives back what was widened.
-                let head = match tensor.data() {
-                    element::Data::F32(data) => &data[at..][..dim],
-                    data => {
-                        data.widen(at, &mut self.head[..dim]);
-                        &self.head[..dim]
-                    }
-                };
-                each!(&mut self.pools, buffers => {
-                    Stored::narrow(head, &mut buffers[geometry.allocation][from..][..dim]);
-                });
-            }
-        }
-    }
 }
 
 impl KvStorage for CpuStorage {
@@ -295,20 +281,9 @@ impl KvStorage for CpuStorage {
     }
 
     fn copy_blocks(&mut self, (): ()) -> Result<(), CpuError> {
+        let copies = self.prepared.take_copies()?;
         let block_size = ix(self.layout.block_size());
-        for copy in self.prepared.take_copies()? {
-            let [src, dst] = [copy.src, copy.dst].map(|block| block.index());
-            for layer in &self.layers {
-                for (strides, dim) in [(&layer.k, layer.k_dim), (&layer.v, layer.v_dim)] {
-                    let from = strides.runs(src, layer.kv_heads, block_size, dim);
-                    let to = strides.runs(dst, layer.kv_heads, block_size, dim);
-                    each!(&mut self.pools, buffers => {
-                        let elems = &mut buffers[layer.allocation];
-                        from.zip(to).for_each(|(from, to)| elems.copy_within(from, to.start));
-                    });
-                }
-            }
-        }
+        movement::copy_blocks(&mut self.pools, &self.layers, &self.regions, block_size, copies);
         Ok(())
     }
 
@@ -318,11 +293,10 @@ impl KvStorage for CpuStorage {
         let tokens = self.prepared.slots().len();
         k.check("k", [tokens, geometry.kv_heads, geometry.k_dim])?;
         v.check("v", [tokens, geometry.kv_heads, geometry.v_dim])?;
-        for token in 0..tokens {
-            // Checked by `prepare`.
-            let (block, offset) = self.place(self.prepared.slots()[token])?;
-            self.put(&geometry, token, block, offset, &k, &v);
-        }
+        let apart = self.regions.apart(layer);
+        each!(&mut self.pools, buffers => {
+            movement::write(&mut buffers[geometry.allocation], &geometry, apart, &self.prepared, &k, &v);
+        });
         Ok(())
     }
 

@@ -27,6 +27,15 @@ pub(super) trait Stored: Copy + Debug + Send + Sync + 'static {
     /// Which of the three it is.
     fn tensor(data: &[Self]) -> Data<'_>;
 
+    /// The elements, where they are of this type.
+    fn own(data: Data<'_>) -> Option<&[Self]>;
+
+    /// The slice itself, where it is of `f32` already.
+    fn wide(to: &mut [Self]) -> Option<&mut [f32]> {
+        let _ = to;
+        None
+    }
+
     /// Exact.
     fn widen(from: &[Self], to: &mut [f32]);
 
@@ -73,6 +82,14 @@ impl Stored for f32 {
         Data::F32(data)
     }
 
+    fn own(data: Data<'_>) -> Option<&[Self]> {
+        if let Data::F32(data) = data { Some(data) } else { None }
+    }
+
+    fn wide(to: &mut [Self]) -> Option<&mut [f32]> {
+        Some(to)
+    }
+
     #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
         to.copy_from_slice(from);
@@ -96,6 +113,10 @@ impl Stored for f16 {
         Data::F16(data)
     }
 
+    fn own(data: Data<'_>) -> Option<&[Self]> {
+        if let Data::F16(data) = data { Some(data) } else { None }
+    }
+
     fn widen(from: &[Self], to: &mut [f32]) {
         from.convert_to_f32_slice(to);
     }
@@ -115,6 +136,10 @@ impl Stored for bf16 {
 
     fn tensor(data: &[Self]) -> Data<'_> {
         Data::BF16(data)
+    }
+
+    fn own(data: Data<'_>) -> Option<&[Self]> {
+        if let Data::BF16(data) = data { Some(data) } else { None }
     }
 
     fn widen(from: &[Self], to: &mut [f32]) {

@@ -82,6 +82,18 @@ errors! {
             /// Slots of the pool.
             slots: u64,
         } => "{slot:?} is not one of {slots} slots",
+        /// Bytes are not as many as the records of the blocks.
+        RecordBytes {
+            /// Bytes given.
+            given: usize,
+            /// Bytes of the records; `usize::MAX` where that is too few.
+            expected: usize,
+        } => "{given} bytes are given for records of {expected}",
+        /// Two records are for one block.
+        RepeatedBlock {
+            /// The block.
+            block: BlockId,
+        } => "{block:?} is to be written twice",
         /// A tensor has another shape than the prepared step and the layout ask for.
         Shape {
             /// Which tensor: `"q"`, `"k"`, `"v"` or `"out"`.

@@ -39,6 +39,11 @@ impl Strides {
         self.base + block * self.block + head * self.head + offset * self.token
     }
 
+    /// From block to block; 0 where there is one block.
+    pub(super) const fn block(self) -> usize {
+        self.block
+    }
+
     /// The contiguous runs that make up a block, as ranges from the start of the allocation.
     pub(super) fn runs(
         self,
@@ -47,14 +52,25 @@ impl Strides {
         block_size: usize,
         dim: usize,
     ) -> impl Iterator<Item = Range<usize>> {
-        let (tokens, run) = if self.token == dim { (1, block_size * dim) } else { (block_size, dim) };
-        let (heads, run) = if tokens == 1 && self.head == run { (1, heads * run) } else { (heads, run) };
+        let (heads, tokens, run) = self.run_shape(heads, block_size, dim);
         (0..heads).flat_map(move |head| {
             (0..tokens).map(move |token| {
                 let from = self.elem(block, head, token);
                 from..from + run
             })
         })
+    }
+
+    /// How many runs those are.
+    pub(super) const fn num_runs(self, heads: usize, block_size: usize, dim: usize) -> usize {
+        let (heads, tokens, _) = self.run_shape(heads, block_size, dim);
+        heads.saturating_mul(tokens)
+    }
+
+    /// Heads and tokens that begin a run, and its elements.
+    const fn run_shape(self, heads: usize, block_size: usize, dim: usize) -> (usize, usize, usize) {
+        let (tokens, run) = if self.token == dim { (1, block_size * dim) } else { (block_size, dim) };
+        if tokens == 1 && self.head == run { (1, tokens, heads * run) } else { (heads, tokens, run) }
     }
 }
 

@@ -61,14 +61,19 @@ impl<T: Stored> Buffer<T> {
         let advised = align == HUGE_BYTES && huge::advise(first, padded);
         Some(Self { first: first.cast(), len, advised, allocated, layout })
     }
+}
 
-    /// The same memory as bytes, in the order of the machine.
-    pub(super) fn bytes(&self) -> &[u8] {
-        let elems: &[T] = self;
-        // SAFETY: the bytes of a slice that is borrowed for as long as the result. A `T` (`Stored` is sealed: `f32`,
-        // `f16`, `bf16`) has no padding, so that each byte is initialised, and a `u8` has no alignment to keep.
-        unsafe { core::slice::from_raw_parts(elems.as_ptr().cast(), size_of_val(elems)) }
-    }
+/// The same memory as bytes, in the order of the machine.
+pub(super) fn bytes_of<T: Stored>(elems: &[T]) -> &[u8] {
+    // SAFETY: the bytes of a slice that is borrowed for as long as the result. A `T` (`Stored` is sealed: `f32`, `f16`,
+    // `bf16`) has no padding, so that each byte is initialised, and a `u8` has no alignment to keep.
+    unsafe { core::slice::from_raw_parts(elems.as_ptr().cast(), size_of_val(elems)) }
+}
+
+/// The same memory as bytes, to write.
+pub(super) fn bytes_of_mut<T: Stored>(elems: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above, the borrow being unique; and whatever bytes are written are valid numbers of all three types.
+    unsafe { core::slice::from_raw_parts_mut(elems.as_mut_ptr().cast(), size_of_val(elems)) }
 }
 
 impl<T> Drop for Buffer<T> {
@@ -151,15 +156,38 @@ impl Pools {
             CpuStats {
                 bytes: buffers.iter().map(bytes).sum(),
                 huge_advised_bytes: buffers.iter().filter(|buffer| buffer.advised).map(bytes).sum(),
-                huge_bytes: huge::measure(buffers.iter().map(|buffer| buffer.bytes().as_ptr_range())),
+                huge_bytes: huge::measure(buffers.iter().map(|buffer| bytes_of(buffer).as_ptr_range())),
             }
         }
         each!(self, buffers => of(buffers))
     }
 
-    /// The bytes of an allocation, if there is one of this index.
-    pub(super) fn bytes(&self, index: usize) -> Option<&[u8]> {
-        each!(self, buffers => buffers.get(index).map(Buffer::bytes))
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        each!(self, buffers => buffers.len())
+    }
+
+    /// Bytes of an element.
+    pub(super) const fn elem_bytes(&self) -> usize {
+        match self {
+            Self::F32(_) => 4,
+            Self::F16(_) | Self::BF16(_) => 2,
+        }
+    }
+
+    /// The bytes of an allocation.
+    pub(super) fn bytes(&self, index: usize) -> &[u8] {
+        each!(self, buffers => bytes_of(&buffers[index]))
+    }
+
+    /// The bytes of an allocation, to write.
+    pub(super) fn bytes_mut(&mut self, index: usize) -> &mut [u8] {
+        each!(self, buffers => bytes_of_mut(&mut buffers[index]))
+    }
+
+    /// The bytes of every allocation, to write.
+    pub(super) fn all_bytes_mut(&mut self) -> Vec<&mut [u8]> {
+        each!(self, buffers => buffers.iter_mut().map(|buffer| bytes_of_mut(buffer)).collect())
     }
 }
 
@@ -187,8 +215,8 @@ mod tests {
             let large = bytes >= LARGE_BYTES;
             assert!(!large || buffer.as_ptr().align_offset(HUGE_BYTES) == 0);
             assert!(large || !buffer.advised);
-            assert_eq!(buffer.bytes().len(), bytes);
-            assert!(buffer.bytes().iter().all(|x| *x == 0));
+            assert_eq!(bytes_of(&buffer).len(), bytes);
+            assert!(bytes_of(&buffer).iter().all(|x| *x == 0));
             buffer.fill(bf16::ONE);
             assert!(buffer.iter().all(|x| *x == bf16::ONE));
         }

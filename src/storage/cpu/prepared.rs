@@ -12,6 +12,9 @@ use crate::step::{BlockCopy, GroupStep, Step};
 /// its context once for all of them.
 const TILE_TOKENS: u32 = 32;
 
+/// Tokens below which K and V are written one by one, whatever is known about their slots.
+const SOME_TOKENS: usize = 32;
+
 /// Some query tokens of one row: the unit of work of attention, together with a KV head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueryTile {
@@ -27,6 +30,17 @@ pub(super) struct QueryTile {
     blocks: usize,
 }
 
+/// Query tokens whose slots follow each other in one block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SlotRun {
+    /// The first of them among the query tokens of the step.
+    pub(super) first_token: usize,
+    pub(super) tokens: usize,
+    pub(super) block: usize,
+    /// The first one's place in the block.
+    pub(super) offset: usize,
+}
+
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct Prepared {
@@ -34,12 +48,17 @@ pub(super) struct Prepared {
     copies_pending: bool,
     copies: Vec<BlockCopy>,
     slots: Vec<Slot>,
+    slot_runs: Vec<SlotRun>,
+    /// Whether all slots are known to differ. Tables of the caller's may overlap.
+    slots_differ: bool,
     blocks: Vec<BlockId>,
     tiles: Vec<QueryTile>,
     /// Pairs of a query and a key that it sees: what attention costs, per query head and element.
     pairs: u64,
     /// Memory for a check.
     destinations: Vec<BlockId>,
+    /// Memory for another: block, offset and length of runs of slots.
+    places: Vec<(usize, usize, usize)>,
 }
 
 impl Prepared {
@@ -57,6 +76,7 @@ impl Prepared {
         self.copies.extend_from_slice(tables.copies());
         self.slots.clear();
         self.slots.extend_from_slice(tables.slots());
+        self.find_runs(layout.block_size());
         self.blocks.clear();
         self.tiles.clear();
         self.pairs = 0;
@@ -78,6 +98,25 @@ impl Prepared {
         self.copies_pending = !self.copies.is_empty();
         self.ready = true;
         Ok(())
+    }
+
+    /// Finds the runs of slots and, for steps of some size, whether slots repeat.
+    fn find_runs(&mut self, block_size: u32) {
+        self.slot_runs.clear();
+        for (slot, token) in self.slots.iter().zip(0..) {
+            let (block, offset) = (slot.block(block_size).index(), ix(slot.offset(block_size)));
+            match self.slot_runs.last_mut() {
+                Some(run) if run.block == block && run.offset + run.tokens == offset => run.tokens += 1,
+                _ => self.slot_runs.push(SlotRun { first_token: token, tokens: 1, block, offset }),
+            }
+        }
+        // For a few tokens nobody asks.
+        self.slots_differ = self.slots.len() >= SOME_TOKENS && {
+            self.places.clear();
+            self.places.extend(self.slot_runs.iter().map(|run| (run.block, run.offset, run.tokens)));
+            self.places.sort_unstable();
+            self.places.windows(2).all(|pair| pair[0].0 != pair[1].0 || pair[0].1 + pair[0].2 <= pair[1].1)
+        };
     }
 
     fn check(&mut self, layout: &KvLayout, step: &Step, tables: &GroupStep, padded_rows: u32) -> Result<(), CpuError> {
@@ -147,6 +186,16 @@ impl Prepared {
     /// Where K and V of the query tokens go.
     pub(super) fn slots(&self) -> &[Slot] {
         &self.slots
+    }
+
+    /// The same, as runs within blocks.
+    pub(super) fn slot_runs(&self) -> &[SlotRun] {
+        &self.slot_runs
+    }
+
+    /// Whether the slots are known to differ.
+    pub(super) const fn slots_differ(&self) -> bool {
+        self.slots_differ
     }
 
     pub(super) fn tiles(&self) -> &[QueryTile] {
