@@ -102,7 +102,7 @@ fn draw(report: &Report, out: &mut String) -> Result<(), Box<dyn core::error::Er
     let ink = |size: u32| ("sans-serif", size).into_font().color(&INK);
     let text = |text: String, at: (i32, i32), size: u32| Text::new(text, at, ink(size));
     root.draw(&text("Decode on the CPU, and how fast the same memory can be read".to_owned(), (12, 12), 20))?;
-    let about = format!("GB/s at the median of {} rounds", report.load.rounds);
+    let about = format!("GB/s at median times. {}", report.load_line());
     root.draw(&text(about, (12, bottom + 30), 14))?;
     for (x, colour, label) in [(LEFT, SEQUENTIAL, "read sequentially"), (LEFT + 190, SCATTERED, "read block by block")]
     {
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn every_row_has_a_name_and_its_share_of_the_roof() {
         let svg = svg(&report()).unwrap();
-        for what in ["bf16 8x1024, 1 thread\n", "bf16 8x1024, 2 threads\n", "80 %", "60 %", "median of 31 rounds"] {
+        for what in ["bf16 8x1024, 1 thread\n", "bf16 8x1024, 2 threads\n", "80 %", "60 %", "load 0.50 before"] {
             assert!(svg.contains(what), "{what}");
         }
     }

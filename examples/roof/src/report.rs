@@ -133,7 +133,8 @@ impl Report {
         lines.join("\n")
     }
 
-    fn load_line(&self) -> String {
+    /// What the figures depend on.
+    pub(crate) fn load_line(&self) -> String {
         let Load { cpus, isa, load_average, load_average_after, pool_mib, rounds } = self.load;
         let load = match (load_average, load_average_after) {
             (Some([before, ..]), Some([after, ..])) => format!("load {before:.2} before and {after:.2} after"),
