@@ -5,6 +5,7 @@
 
 #[cfg(feature = "std")]
 mod cpu;
+mod params;
 #[cfg(all(test, feature = "std"))]
 mod suite;
 
@@ -14,42 +15,10 @@ use crate::step::Step;
 #[cfg(feature = "std")]
 pub use half::{bf16, f16};
 
+pub use params::{AttendParams, QueryMask};
+
 #[cfg(feature = "std")]
-pub use cpu::{CpuError, CpuStats, CpuStorage, CpuTensor, CpuTensorMut, Element, MAX_HEAD_DIM};
-
-/// Options of one attention call.
-#[derive(Clone, Copy, PartialEq, Debug)]
-#[non_exhaustive]
-pub struct AttendParams {
-    /// What scores are multiplied by before the softmax.
-    pub scale: f32,
-}
-
-impl AttendParams {
-    /// The usual scale, 1 / √`head_dim`.
-    pub fn new(head_dim: u32) -> Self {
-        Self { scale: inverse_sqrt(head_dim) }
-    }
-
-    /// Another scale.
-    pub const fn with_scale(self, scale: f32) -> Self {
-        Self { scale, ..self }
-    }
-}
-
-/// 1 / √x by Newton's method: `core` has no square root, and a storage may live without `std`. Seven rounds from a
-/// start within a factor of two reach the last bit of f64, of which f32 keeps 24.
-fn inverse_sqrt(x: u32) -> f32 {
-    let x = f64::from(x.max(1));
-    // Half the exponent, turned around: within a factor of √2 of the result for any normal number.
-    let mut y = f64::from_bits(0x5fe6_eb50_c7b5_37a9 - (x.to_bits() >> 1));
-    for _ in 0..7 {
-        y *= 1.5 - 0.5 * x * y * y;
-    }
-    #[expect(clippy::cast_possible_truncation, reason = "rounds to the nearest f32")]
-    let y = y as f32;
-    y
-}
+pub use cpu::{CpuError, CpuStats, CpuStorage, CpuTensor, CpuTensorMut, Element, MAX_HEAD_DIM, merge_states};
 
 /// Memory for K and V, and the four things that a forward pass does with it.
 ///
@@ -95,7 +64,7 @@ pub trait KvStorage {
     ) -> Result<(), Self::Error>;
 
     /// Causal attention of the queries `[T, q_heads, k_dim]` over the rows' sequences, into `[T, q_heads, v_dim]`.
-    /// The query at position p sees the keys 0 ..= p. `q_heads` is a multiple of the layer's KV heads; query head h
+    /// The query at position p sees the keys 0 ..= p, unless [`params`](AttendParams) say otherwise. `q_heads` is a multiple of the layer's KV heads; query head h
     /// reads KV head h / (`q_heads` / `kv_heads`).
     ///
     /// # Errors
@@ -106,20 +75,6 @@ pub trait KvStorage {
         layer: u32,
         q: Self::Input<'_>,
         out: Self::Output<'_>,
-        params: &AttendParams,
+        params: &AttendParams<'_>,
     ) -> Result<(), Self::Error>;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_usual_scale_is_one_over_the_root_of_head_dim() {
-        // Exact powers of four, and 1 / √128 = 0.08838834764831845 (f64).
-        assert_eq!(AttendParams::new(64).scale, 0.125);
-        assert_eq!(AttendParams::new(256).scale, 0.0625);
-        assert_eq!(AttendParams::new(1).scale, 1.0);
-        assert_eq!(AttendParams::new(128).scale, 0.088_388_346); // the f32 nearest to it
-    }
 }

@@ -8,8 +8,10 @@ mod geometry;
 mod isa;
 mod kernel;
 mod memory;
+mod merge;
 mod movement;
 mod prepared;
+mod rows;
 mod stats;
 mod tensor;
 #[cfg(test)]
@@ -21,6 +23,7 @@ use attend::Call;
 use element::Stored;
 use geometry::Geometry;
 use isa::Level;
+use kernel::Rules;
 use memory::{Pools, each};
 use movement::{Records, Regions};
 use prepared::Prepared;
@@ -33,6 +36,7 @@ use crate::step::Step;
 pub use element::Element;
 pub use error::CpuError;
 pub use geometry::MAX_HEAD_DIM;
+pub use merge::merge_states;
 pub use stats::CpuStats;
 pub use tensor::{CpuTensor, CpuTensorMut};
 
@@ -44,8 +48,8 @@ pub use tensor::{CpuTensor, CpuTensorMut};
 ///
 /// # Guarantees
 /// The bits of an output row depend on its query, on its position p, on K and V of the positions 0 ..= p, and on the
-/// machine's instruction set (AVX2 with FMA and F16C where there is, else what the target always has). They depend on
-/// **nothing else**:
+/// instruction set (the best of AVX-512, AVX2 with FMA and F16C, or NEON that the machine has, else what the target
+/// always has). They depend on **nothing else**:
 ///
 /// * not on what lies in slots beyond the sequence or in blocks that the row does not name, NaN included;
 /// * not on which blocks hold the context, nor on the block size or the layout;
@@ -118,11 +122,14 @@ impl CpuStorage {
     /// [`stats`](Self::stats) says what came of it.
     ///
     /// # Errors
-    /// [`CpuError::OutOfMemory`], also for sizes that no machine has; [`CpuError::HeadTooLong`].
+    /// [`CpuError::OutOfMemory`], also for sizes that no machine has; [`CpuError::HeadTooLong`];
+    /// [`CpuError::NoSuchIsa`] where the environment variable `PAGED_KV_ISA` (`avx512`, `avx2`, `neon` or `portable`,
+    /// instead of the best one; meant for tests) asks for what this machine lacks.
     pub fn new(layout: KvLayout) -> Result<Self, CpuError> {
         let layers: Result<Vec<_>, _> =
             layout.layers().iter().zip(0..).map(|(layer, index)| Geometry::new(&layout, layer, index)).collect();
         let layers = layers?;
+        let level = Level::chosen()?;
         let pools = Pools::zeroed(&layout)?;
         let block_size = ix(layout.block_size());
         let regions = Regions::new(&layers, ix(layout.num_blocks()), block_size);
@@ -135,7 +142,7 @@ impl CpuStorage {
             regions,
             records,
             prepared: Prepared::default(),
-            level: Level::detect(),
+            level,
         })
     }
 
@@ -243,11 +250,17 @@ impl CpuStorage {
         each!(&mut self.pools, buffers => all(buffers, value));
     }
 
-    /// The same storage as a machine without vector extensions would have it.
+    /// The same storage on another instruction set, if this machine has it.
     #[cfg(test)]
-    pub(super) fn portable(mut self) -> Self {
-        self.level = Level::portable();
-        self
+    pub(super) fn on(mut self, isa: &str) -> Option<Self> {
+        self.level = Level::named(isa)?;
+        Some(self)
+    }
+
+    /// Whether this machine has an instruction set.
+    #[cfg(test)]
+    pub(super) fn runs_on(isa: &str) -> bool {
+        Level::named(isa).is_some()
     }
 
     fn geometry(&self, layer: u32) -> Result<Geometry, CpuError> {
@@ -306,7 +319,7 @@ impl KvStorage for CpuStorage {
         layer: u32,
         q: CpuTensor<'_>,
         out: CpuTensorMut<'_>,
-        params: &AttendParams,
+        params: &AttendParams<'_>,
     ) -> Result<(), CpuError> {
         self.prepared.check_ready()?;
         let geometry = &self.geometry(layer)?;
@@ -317,10 +330,11 @@ impl KvStorage for CpuStorage {
         }
         q.check("q", [tokens, q_heads, geometry.k_dim])?;
         let out = out.share("out", [tokens, q_heads, geometry.v_dim])?;
+        let rules = &Rules::new(params, q_heads, tokens, self.prepared.row_tokens())?;
         let (level, prepared, block_size) = (self.level, &self.prepared, self.layout.block_size());
         each!(&self.pools, buffers => {
             let elems = &buffers[geometry.allocation];
-            Call { level, prepared, geometry, block_size, elems, q, out, scale: params.scale }.run();
+            Call { level, prepared, geometry, block_size, elems, q, out, rules }.run();
         });
         Ok(())
     }

@@ -11,18 +11,25 @@ mod laws;
 mod planted;
 mod reference;
 mod shapes;
+mod variants;
 mod world;
 
-use harness::{Cpu, PortableCpu};
+use harness::Cpu;
 
 /// Instantiates the laws for a harness and an element type.
 macro_rules! storage_suite {
-    ($name:ident, $harness:ty, $dtype:ident) => {
+    ($name:ident, $harness:ty, $isa:literal, $dtype:ident) => {
         mod $name {
             use super::*;
             use crate::layout::DType;
 
-            storage_suite!(@laws $harness, $dtype,
+            storage_suite!(@laws variants, $harness, $isa, $dtype,
+                every_variant_agrees_with_float64,
+                what_lies_outside_the_window_changes_nothing,
+                a_variant_that_changes_nothing_changes_no_bit,
+                no_variant_depends_on_company_or_blocks,
+            );
+            storage_suite!(@laws laws, $harness, $isa, $dtype,
                 every_shape_agrees_with_float64,
                 random_shapes_agree_with_float64,
                 large_scores_agree_with_float64,
@@ -41,19 +48,27 @@ macro_rules! storage_suite {
             );
         }
     };
-    (@laws $harness:ty, $dtype:ident, $($law:ident,)*) => {$(
+    (@laws $laws:ident, $harness:ty, $isa:literal, $dtype:ident, $($law:ident,)*) => {$(
         #[test]
         fn $law() {
-            if let Err(fault) = laws::$law::<$harness>(DType::$dtype) {
+            if !harness::choose($isa) {
+                std::println!("skipped: this machine cannot run it");
+            } else if let Err(fault) = $laws::$law::<$harness>(DType::$dtype) {
                 panic!("{fault}");
             }
         }
     )*};
 }
 
-storage_suite!(cpu_f32, Cpu, F32);
-storage_suite!(cpu_f16, Cpu, F16);
-storage_suite!(cpu_bf16, Cpu, BF16);
-storage_suite!(portable_f32, PortableCpu, F32);
-storage_suite!(portable_f16, PortableCpu, F16);
-storage_suite!(portable_bf16, PortableCpu, BF16);
+storage_suite!(avx512_f32, Cpu, "avx512", F32);
+storage_suite!(avx512_f16, Cpu, "avx512", F16);
+storage_suite!(avx512_bf16, Cpu, "avx512", BF16);
+storage_suite!(avx2_f32, Cpu, "avx2", F32);
+storage_suite!(avx2_f16, Cpu, "avx2", F16);
+storage_suite!(avx2_bf16, Cpu, "avx2", BF16);
+storage_suite!(neon_f32, Cpu, "neon", F32);
+storage_suite!(neon_f16, Cpu, "neon", F16);
+storage_suite!(neon_bf16, Cpu, "neon", BF16);
+storage_suite!(portable_f32, Cpu, "portable", F32);
+storage_suite!(portable_f16, Cpu, "portable", F16);
+storage_suite!(portable_bf16, Cpu, "portable", BF16);

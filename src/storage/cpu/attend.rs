@@ -1,21 +1,52 @@
-//! Attention of a prepared step: the split into tiles, and the threads that take them.
+//! Attention of a prepared step: the split into tasks, and the threads that take them.
+//!
+//! A task is a tile of queries over some KV heads. Where there are few of them, or some are far longer than the others,
+//! a tile is shared by several tasks, each of which walks some spans of its context and leaves their states; what they
+//! left is joined when all are done. By the law of [`kernel`](super::kernel) that changes no bit.
 #![allow(unsafe_code)]
 
+use alloc::vec::Vec;
 use core::cell::RefCell;
+use core::ops::Range;
 
 use super::element::Stored;
 use super::geometry::Geometry;
 use super::isa::Level;
-use super::kernel::{Attend, Scratch, Tile};
-use super::prepared::Prepared;
-use super::tensor::{CpuTensor, SharedOut};
+use super::kernel::{Attend, ROWS, Rules, Scratch, Target, Tile};
+use super::prepared::{Prepared, QueryTile};
+use super::tensor::{CpuTensor, CpuTensorMut, OutTile, SharedOut};
 use crate::id::ix;
 
 /// Multiply-adds below which waking other threads costs more than they save: about 10 µs of one core.
 const SERIAL_MULADDS: u64 = 1 << 18;
 
+/// Tasks that every thread should find, so that all end at about the same time.
+const TASKS_PER_THREAD: usize = 4;
+
+/// Numbers in the states that tasks leave up to which one thread joins them: half a MiB, some 20 µs.
+const SERIAL_JOIN: usize = 1 << 17;
+
 std::thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static PLAN: RefCell<Plan> = RefCell::default();
+}
+
+/// Memory of the thread that calls, kept from call to call.
+#[derive(Default)]
+struct Plan {
+    tasks: Vec<Task>,
+    /// States that spans left.
+    left: Vec<f32>,
+}
+
+/// A tile, or some spans of it, over some KV heads.
+#[derive(Clone, Debug)]
+struct Task {
+    tile: usize,
+    heads: Range<usize>,
+    spans: Range<usize>,
+    /// Where the states of the tile over these heads are left, in states of one row and span, if others walk it too.
+    left: Option<usize>,
 }
 
 /// One call: queries of a prepared step over one layer. Shapes are checked.
@@ -27,35 +58,68 @@ pub(super) struct Call<'a, E> {
     pub(super) elems: &'a [E],
     pub(super) q: CpuTensor<'a>,
     pub(super) out: SharedOut<'a>,
-    /// What scores are multiplied by before the softmax.
-    pub(super) scale: f32,
+    pub(super) rules: &'a Rules<'a>,
 }
 
 impl<E: Stored> Call<'_, E> {
-    /// Runs all tiles, on the threads of the current `rayon` pool if there is enough to do. Which thread takes which
-    /// tile changes nothing: each writes rows of its own and shares nothing with others.
+    /// Runs all tasks, on the threads of the current `rayon` pool if there is enough to do. Which thread takes which
+    /// task changes nothing: each writes rows of its own and shares nothing with others.
     pub(super) fn run(&self) {
-        let tasks = self.prepared.tiles().len() * self.geometry.kv_heads;
-        if tasks > 1 && self.muladds() >= SERIAL_MULADDS {
-            self.run_all(tasks);
+        let threads = if self.muladds() < SERIAL_MULADDS { 1 } else { threads() };
+        // Taken out, and not borrowed: a thread that waits below may take another call's work meanwhile.
+        let Plan { mut tasks, mut left } = PLAN.take();
+        let states = self.plan(threads, &mut tasks);
+        let state_len = self.geometry.v_dim + 2;
+        if left.len() < states * state_len {
+            left.resize(states * state_len, 0.0);
+        }
+        let shape = [states, 1, state_len];
+        if let Ok(shared) = CpuTensorMut::new(&mut left, shape).share("states", shape) {
+            each(threads, tasks.len(), |index| self.walk(&tasks[index], &shared));
         } else {
-            (0..tasks).for_each(|task| self.task(task));
+            debug_assert!(false, "a dense tensor that was made to measure");
         }
+        // The first of the tasks that share a tile and its heads.
+        tasks.retain(|task| task.left.is_some() && task.spans.start == self.tile(task).spans().start);
+        let threads = if states * state_len > SERIAL_JOIN { threads } else { 1 };
+        each(threads, tasks.len(), |index| self.join(&tasks[index], &left));
+        tasks.clear();
+        PLAN.set(Plan { tasks, left });
     }
 
-    #[cfg(feature = "rayon")]
-    fn run_all(&self, tasks: usize) {
-        use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
-        if rayon::current_num_threads() == 1 {
-            return (0..tasks).for_each(|task| self.task(task));
+    /// Lists the tasks, and returns how many states they leave.
+    fn plan(&self, threads: usize, tasks: &mut Vec<Task>) -> usize {
+        let kv_heads = self.geometry.kv_heads;
+        let tiles = self.prepared.tiles().len();
+        let whole = |tile| Task { tile, heads: 0..kv_heads, spans: 0..0, left: None };
+        // What a tile costs: its rows are walked over together, and their number is much the same.
+        let cost = |tile: &Tile<'_, E>| tile.spans().len() * tile.tokens;
+        let total: usize = (0..tiles).map(|tile| cost(&self.tile(&whole(tile)))).sum();
+        let share = if threads == 1 { total } else { total.div_ceil(threads * TASKS_PER_THREAD) };
+        let mut states = 0;
+        tasks.clear();
+        for index in 0..tiles {
+            let tile = self.tile(&whole(index));
+            let spans = tile.spans();
+            let pieces = cost(&tile).div_ceil(share.max(1));
+            // Spans are divided among tasks first: to divide the heads is to read K and V in smaller pieces.
+            let parts = pieces.clamp(1, spans.len().max(1));
+            let most_heads = (ROWS / tile.rows()).max(1);
+            let bundles = kv_heads.div_ceil(most_heads).max(pieces / parts).min(kv_heads);
+            for bundle in 0..bundles {
+                let heads = kv_heads * bundle / bundles..kv_heads * (bundle + 1) / bundles;
+                let left = (parts > 1).then_some(states);
+                states += left.map_or(0, |_| spans.len() * heads.len() * tile.rows());
+                let at = |part: usize| spans.start + spans.len() * part / parts;
+                tasks.extend((0..parts).map(|part| Task {
+                    tile: index,
+                    heads: heads.clone(),
+                    spans: at(part)..at(part + 1),
+                    left,
+                }));
+            }
         }
-        // A task is long enough to be stolen alone, and tasks differ widely in length.
-        (0..tasks).into_par_iter().with_max_len(1).for_each(|task| self.task(task));
-    }
-
-    #[cfg(not(feature = "rayon"))]
-    fn run_all(&self, tasks: usize) {
-        (0..tasks).for_each(|task| self.task(task));
+        states
     }
 
     /// What the call costs.
@@ -64,30 +128,92 @@ impl<E: Stored> Call<'_, E> {
         self.prepared.pairs().saturating_mul(u64::try_from(per_pair).unwrap_or(u64::MAX))
     }
 
-    /// One tile of queries over one KV head.
-    fn task(&self, task: usize) {
-        let Geometry { kv_heads, .. } = *self.geometry;
-        let tile = &self.prepared.tiles()[task / kv_heads];
-        let kv_head = task % kv_heads;
-        let group = self.q.heads() / kv_heads;
-        let tokens = Prepared::tokens(tile);
-        // SAFETY: tasks run once each. Two of them differ in their tile, and tiles are disjoint ranges of query
-        // tokens; or in their KV head, and then in the query heads that belong to it.
-        let out = unsafe { self.out.claim(tokens.clone(), kv_head * group..(kv_head + 1) * group) };
-        let tile = Tile {
+    /// Query heads of some KV heads.
+    fn query_heads(&self, heads: &Range<usize>) -> Range<usize> {
+        let group = self.q.heads() / self.geometry.kv_heads;
+        heads.start * group..heads.end * group
+    }
+
+    fn tile(&self, task: &Task) -> Tile<'_, E> {
+        let tile: &QueryTile = &self.prepared.tiles()[task.tile];
+        Tile {
             elems: self.elems,
             geometry: self.geometry,
-            kv_head,
+            heads: task.heads.clone(),
             block_size: ix(self.block_size),
             table: self.prepared.table(tile),
-            start: ix(tile.start),
-            first_token: tokens.start,
-            tokens: tokens.len(),
-            group,
+            row_start: ix(tile.row_start),
+            row_tokens: ix(tile.row_tokens),
+            skipped: ix(tile.skipped),
+            first_token: ix(tile.first_token),
+            tokens: ix(tile.len),
+            group: self.q.heads() / self.geometry.kv_heads,
             q: self.q,
-            scale: self.scale * core::f32::consts::LOG2_E,
-        };
-        // Nothing in a tile calls back or waits, so that the borrow is the thread's only one.
-        SCRATCH.with_borrow_mut(|scratch| self.level.run(Attend { tile, out, scratch }));
+            rules: self.rules,
+        }
     }
+
+    /// The output of a task.
+    ///
+    /// # Safety
+    /// At most one of the tasks that run together, among those with the same tile and heads, may have it.
+    unsafe fn out(&self, task: &Task) -> OutTile<'_> {
+        let tokens = Prepared::tokens(&self.prepared.tiles()[task.tile]);
+        // SAFETY: tasks with another tile have other tokens, as tiles are disjoint ranges of query tokens; those with
+        // other KV heads have other query heads, as `plan` divides the KV heads; the rest is the contract.
+        unsafe { self.out.claim(tokens, self.query_heads(&task.heads)) }
+    }
+
+    /// Runs a task, into the output or, where the tile is shared, into the states.
+    fn walk(&self, task: &Task, states: &SharedOut<'_>) {
+        let tile = self.tile(task);
+        let Some(left) = task.left else {
+            // SAFETY: tasks run once each, and that of a tile that is not shared is the only one with its heads.
+            let out = unsafe { self.out(task) };
+            return self.work(tile, Target::Finish(out));
+        };
+        let per_span = tile.heads.len() * tile.rows();
+        let at = |span: usize| left + (span - tile.spans().start) * per_span;
+        let (first, end, spans) = (at(task.spans.start), at(task.spans.end), task.spans.clone());
+        // SAFETY: tiles and bundles of heads have states of their own, by `plan`; among those, a span has the
+        // `per_span` ones from `at` on; and two tasks with the same tile and heads have no span in common.
+        let out = unsafe { states.claim(first..end, 0..1) };
+        self.work(tile, Target::Leave { spans, first, out });
+    }
+
+    /// Joins the states that the tasks with this task's tile and heads left.
+    fn join(&self, task: &Task, left: &[f32]) {
+        let tile = self.tile(task);
+        let state_len = self.geometry.v_dim + 2;
+        let states = tile.spans().len() * tile.heads.len() * tile.rows();
+        let left = &left[task.left.unwrap_or(0) * state_len..][..states * state_len];
+        // SAFETY: one task for each tile and heads is left, and runs once; those before have ended.
+        let out = unsafe { self.out(task) };
+        self.work(tile, Target::Join(left, out));
+    }
+
+    fn work(&self, tile: Tile<'_, E>, target: Target<'_>) {
+        // Nothing in a tile calls back or waits, so that the borrow is the thread's only one.
+        SCRATCH.with_borrow_mut(|scratch| self.level.run(Attend { tile, target, scratch }));
+    }
+}
+
+/// Threads that work can be split among.
+fn threads() -> usize {
+    #[cfg(feature = "rayon")]
+    return rayon::current_num_threads();
+    #[cfg(not(feature = "rayon"))]
+    1
+}
+
+/// Runs tasks, on all threads if they are several.
+fn each(threads: usize, tasks: usize, run: impl Fn(usize) + Sync) {
+    #[cfg(feature = "rayon")]
+    if threads > 1 {
+        use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
+        // A task is long enough to be stolen alone, and tasks differ in length.
+        return (0..tasks).into_par_iter().with_max_len(1).for_each(&run);
+    }
+    let _ = threads;
+    (0..tasks).for_each(run);
 }

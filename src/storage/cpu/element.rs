@@ -6,7 +6,7 @@ use core::fmt::Debug;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::isa::{Isa, LANES};
+use super::isa::Isa;
 
 /// An element that K and V can be stored as, and that query, key and value tensors may have. Sealed: `f32`,
 /// [`half::f16`], [`half::bf16`].
@@ -43,8 +43,8 @@ pub(super) trait Stored: Copy + Debug + Send + Sync + 'static {
     /// keeps its sign and the upper bits of its payload.
     fn narrow(from: &[f32], to: &mut [Self]);
 
-    /// Eight elements as `f32`, exactly.
-    fn load<I: Isa>(isa: I, from: &[Self; LANES]) -> I::V;
+    /// The elements of a vector as `f32`, exactly.
+    fn load<I: Isa>(isa: I, from: &I::Lanes<Self>) -> I::V;
 }
 
 /// Elements of one of the three types.
@@ -101,7 +101,7 @@ impl Stored for f32 {
     }
 
     #[inline(always)]
-    fn load<I: Isa>(isa: I, from: &[Self; LANES]) -> I::V {
+    fn load<I: Isa>(isa: I, from: &I::Lanes<Self>) -> I::V {
         isa.load(from)
     }
 }
@@ -126,7 +126,7 @@ impl Stored for f16 {
     }
 
     #[inline(always)]
-    fn load<I: Isa>(isa: I, from: &[Self; LANES]) -> I::V {
+    fn load<I: Isa>(isa: I, from: &I::Lanes<Self>) -> I::V {
         isa.load_f16(from)
     }
 }
@@ -151,7 +151,7 @@ impl Stored for bf16 {
     }
 
     #[inline(always)]
-    fn load<I: Isa>(isa: I, from: &[Self; LANES]) -> I::V {
+    fn load<I: Isa>(isa: I, from: &I::Lanes<Self>) -> I::V {
         isa.load_bf16(from)
     }
 }
@@ -215,16 +215,6 @@ mod narrow {
             to.into_remainder().convert_from_f32_slice(from.remainder());
         }
     }
-}
-
-/// The full groups of eight of a row, as arrays, and what is left over.
-#[inline(always)]
-pub(super) fn lanes<E>(row: &[E]) -> (&[[E; LANES]], &[E]) {
-    let (full, rest) = row.split_at(row.len() / LANES * LANES);
-    // SAFETY: `full` is ⌊len / 8⌋ × 8 elements that are borrowed for as long as the result, and `[E; 8]` has the
-    // alignment of `E` and is eight of them without padding. (`slice::as_chunks` needs Rust 1.88.)
-    let full = unsafe { core::slice::from_raw_parts(full.as_ptr().cast(), full.len() / LANES) };
-    (full, rest)
 }
 
 #[cfg(test)]

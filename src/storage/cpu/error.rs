@@ -15,6 +15,8 @@ errors! {
             /// Its size.
             bytes: u64,
         } => "allocation {allocation} of {bytes} bytes cannot be had",
+        /// The environment variable `PAGED_KV_ISA` names an instruction set that this machine does not have, or none.
+        NoSuchIsa => "PAGED_KV_ISA names an instruction set that is not one of this machine's",
         /// Heads are far longer than those of any model.
         HeadTooLong {
             /// The layer.
@@ -126,5 +128,36 @@ errors! {
             /// From head to head, in elements.
             head_stride: usize,
         } => "the heads of the output overlap with strides {token_stride} and {head_stride}",
+        /// States to be merged do not have the same lengths, or outputs are not as many for each head.
+        States {
+            /// Numbers of the outputs, of one and of the other.
+            outs: [usize; 2],
+            /// Log-sum-exps, of one and of the other.
+            lses: [usize; 2],
+        } => "outputs of {outs:?} numbers and {lses:?} log-sum-exps cannot be merged",
+        /// A window of no keys.
+        NoWindow => "a window of 0 keys, and a query sees its own at least",
+        /// A soft cap that is not a positive number.
+        SoftCap => "the soft cap should be positive and finite",
+        /// A parameter per query head has another length.
+        PerHead {
+            /// Which: `"sinks"` or `"alibi_slopes"`.
+            param: &'static str,
+            /// Its length.
+            given: usize,
+            /// Query heads of the call.
+            q_heads: usize,
+        } => "{given} {param} for {q_heads} query heads",
+        /// A mask does not fit the step.
+        Mask {
+            /// Words of it.
+            words: usize,
+            /// Words of it per query token.
+            words_per_token: u32,
+            /// Query tokens of the step.
+            tokens: usize,
+            /// Query tokens of its longest row, each of which needs a bit.
+            row_tokens: usize,
+        } => "a mask of {words} words, {words_per_token} per token, for {tokens} tokens and rows of up to {row_tokens}",
     }
 }

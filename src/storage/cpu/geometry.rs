@@ -44,6 +44,11 @@ impl Strides {
         self.block
     }
 
+    /// From one token to the next.
+    pub(super) const fn token(&self) -> usize {
+        self.token
+    }
+
     /// The contiguous runs that make up a block, as ranges from the start of the allocation.
     pub(super) fn runs(
         self,

@@ -18,15 +18,19 @@ const SOME_TOKENS: usize = 32;
 /// Some query tokens of one row: the unit of work of attention, together with a KV head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueryTile {
-    /// Position in the sequence of the first query.
-    pub(super) start: u32,
-    /// Query tokens.
-    pub(super) len: u32,
-    /// The first query among the query tokens of the step.
+    /// Position in the sequence of the row's first query token.
+    pub(super) row_start: u32,
+    /// Query tokens of the row.
+    pub(super) row_tokens: u32,
+    /// The first query token of the tile, among those of the row.
+    pub(super) skipped: u32,
+    /// The same among the query tokens of the step.
     pub(super) first_token: u32,
+    /// Query tokens of the tile.
+    pub(super) len: u32,
     /// Where the row's blocks begin, in the blocks of all rows.
     table: usize,
-    /// Blocks up to the last query's position.
+    /// Blocks up to the row's last query.
     blocks: usize,
 }
 
@@ -87,11 +91,11 @@ impl Prepared {
             self.blocks.extend_from_slice(&tables.table(index)[..blocks]);
             for from in (0..row.len).step_by(ix(TILE_TOKENS)) {
                 let len = TILE_TOKENS.min(row.len - from);
-                let start = row.start + from;
-                let blocks = ix((start + len).div_ceil(layout.block_size()));
-                self.tiles.push(QueryTile { start, len, first_token: row.first_token + from, table, blocks });
+                let (first_token, skipped) = (row.first_token + from, from);
+                let (row_start, row_tokens) = (row.start, row.len);
+                self.tiles.push(QueryTile { row_start, row_tokens, skipped, first_token, len, table, blocks });
                 // The first query of the tile sees start + 1 keys, each further one more.
-                let [start, len] = [start, len].map(u64::from);
+                let [start, len] = [row.start + from, len].map(u64::from);
                 self.pairs = self.pairs.saturating_add(len * (start + 1) + len * (len - 1) / 2);
             }
         }
@@ -202,9 +206,14 @@ impl Prepared {
         &self.tiles
     }
 
-    /// The blocks of a tile's row, up to the last position that the tile sees.
+    /// The blocks of a tile's row, up to its last query's.
     pub(super) fn table(&self, tile: &QueryTile) -> &[BlockId] {
         &self.blocks[tile.table..][..tile.blocks]
+    }
+
+    /// Query tokens of the longest row.
+    pub(super) fn row_tokens(&self) -> usize {
+        self.tiles.iter().map(|tile| ix(tile.row_tokens)).max().unwrap_or(0)
     }
 
     pub(super) fn pairs(&self) -> u64 {

@@ -6,7 +6,6 @@ use core::ops::Range;
 
 use super::element::{Data, Element};
 use super::error::CpuError;
-use super::isa::{LANES, Lane};
 
 /// Shape and strides, in elements. A head is contiguous.
 #[derive(Clone, Copy, Debug)]
@@ -107,14 +106,12 @@ impl<'a> CpuTensor<'a> {
         self.shape.elem(token, head)
     }
 
-    /// A head as lanes, the last one filled up with zeros.
+    /// A head as `f32`, and zeros behind it.
     #[inline(always)]
-    pub(super) fn lanes(&self, token: usize, head: usize, to: &mut [Lane]) {
-        let at = self.shape.elem(token, head);
-        for (lane, from) in to.iter_mut().zip((0..self.shape.dim).step_by(LANES)) {
-            *lane = Lane::ZERO;
-            self.data.widen(at + from, &mut lane.0[..LANES.min(self.shape.dim - from)]);
-        }
+    pub(super) fn widen(&self, token: usize, head: usize, to: &mut [f32]) {
+        let (to, behind) = to.split_at_mut(self.shape.dim);
+        self.data.widen(self.shape.elem(token, head), to);
+        behind.fill(0.0);
     }
 }
 
@@ -126,12 +123,21 @@ impl<'a> CpuTensor<'a> {
 pub struct CpuTensorMut<'a> {
     data: &'a mut [f32],
     shape: Shape,
+    lse: Option<&'a mut [f32]>,
 }
 
 impl<'a> CpuTensorMut<'a> {
     /// A dense tensor: `[tokens, heads, dim]`.
     pub fn new(data: &'a mut [f32], shape: [usize; 3]) -> Self {
-        Self { data, shape: Shape::dense(shape) }
+        Self { data, shape: Shape::dense(shape), lse: None }
+    }
+
+    /// Takes the log-sum-exp of every query and head, too: `[tokens, heads]`, dense. It is the natural logarithm of the
+    /// sum of e^score over the keys that the query sees (and its sink), −∞ where there are none.
+    #[must_use]
+    pub fn with_lse(mut self, lse: &'a mut [f32]) -> Self {
+        self.lse = Some(lse);
+        self
     }
 
     /// The same with other strides, in elements.
@@ -145,7 +151,12 @@ impl<'a> CpuTensorMut<'a> {
     /// Checks the tensor and makes it writable from several threads.
     pub(super) fn share(self, tensor: &'static str, expected: [usize; 3]) -> Result<SharedOut<'a>, CpuError> {
         self.shape.check(tensor, expected, self.data.len())?;
-        let shared = SharedOut { first: self.data.as_mut_ptr(), shape: self.shape, data: PhantomData };
+        let needed = self.shape.tokens.saturating_mul(self.shape.heads);
+        if let Some(lse) = self.lse.as_ref().filter(|lse| lse.len() < needed) {
+            return Err(CpuError::TooShort { tensor: "lse", needed, given: lse.len() });
+        }
+        let lse = self.lse.map(<[f32]>::as_mut_ptr);
+        let shared = SharedOut { first: self.data.as_mut_ptr(), lse, shape: self.shape, data: PhantomData };
         if self.shape.span() == 0 {
             // No heads, and strides that `check` has not bounded.
             return Ok(shared);
@@ -167,15 +178,16 @@ impl<'a> CpuTensorMut<'a> {
 /// An output that was checked, to be written tile by tile from several threads.
 ///
 /// Invariant, established by [`CpuTensorMut::share`]: every head lies inside the borrowed slice, and the elements of
-/// different heads are disjoint.
+/// different heads are disjoint; `lse` begins `tokens` × `heads` numbers that are borrowed for as long.
 #[derive(Debug)]
 pub(super) struct SharedOut<'a> {
     first: *mut f32,
+    lse: Option<*mut f32>,
     shape: Shape,
     data: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: it stands for a unique borrow of a slice of `f32`, which may be sent.
+// SAFETY: it stands for unique borrows of slices of `f32`, which may be sent.
 unsafe impl Send for SharedOut<'_> {}
 // SAFETY: all that can be done with a shared one, `claim`, is unsafe and demands that claims do not overlap.
 unsafe impl Sync for SharedOut<'_> {}
@@ -210,5 +222,19 @@ impl OutTile<'_> {
         // SAFETY: by that invariant all its `dim` elements are in the slice and in no other head. This tile alone has
         // the head, by the contract of `claim`, and gives it out by a unique borrow of itself.
         unsafe { core::slice::from_raw_parts_mut(first, shape.dim) }
+    }
+
+    /// The log-sum-exp of one head of one token of this tile, where it was asked for.
+    #[inline(always)]
+    pub(super) fn lse(&mut self, token: usize, head: usize) -> Option<&mut f32> {
+        let shape = &self.out.shape;
+        assert!(self.tokens.contains(&token) && token < shape.tokens, "the token is one of the tile");
+        assert!(self.heads.contains(&head) && head < shape.heads, "the head is one of the tile");
+        self.out.lse.map(|lse| {
+            // SAFETY: by the invariant of `SharedOut` there are `tokens` × `heads` numbers.
+            let lse = unsafe { lse.add(token * shape.heads + head) };
+            // SAFETY: as above; this tile alone has the head, as in `head`.
+            unsafe { &mut *lse }
+        })
     }
 }

@@ -8,6 +8,7 @@ use super::*;
 use crate::id::BlockId;
 use crate::layout::{DType, KvShape, LayerLayout, Plane};
 use crate::step::{BlockCopy, TableRow};
+use crate::storage::QueryMask;
 
 /// Numbers between −1 and 1 that 16-bit formats hold exactly.
 fn numbers(count: usize, seed: u32) -> Vec<f32> {
@@ -35,7 +36,10 @@ fn prompt(copies: &[BlockCopy]) -> Step {
 
 const Q: [usize; 3] = [6, 4, 12];
 const KV: [usize; 3] = [6, 2, 12];
-const SCALE: AttendParams = AttendParams { scale: 0.25 };
+/// 1 / √16.
+fn quarter<'a>() -> AttendParams<'a> {
+    AttendParams::new(16)
+}
 
 /// A storage that was prepared for `prompt` and holds its K and V on layer 1.
 fn written(dtype: DType) -> CpuStorage {
@@ -48,7 +52,7 @@ fn written(dtype: DType) -> CpuStorage {
 
 fn attended(storage: &CpuStorage, q: CpuTensor<'_>) -> Vec<u32> {
     let mut out = alloc::vec![f32::NAN; 288];
-    storage.attend((), 1, q, CpuTensorMut::new(&mut out, Q), &SCALE).unwrap();
+    storage.attend((), 1, q, CpuTensorMut::new(&mut out, Q), &quarter()).unwrap();
     out.into_iter().map(f32::to_bits).collect()
 }
 
@@ -89,7 +93,7 @@ fn strides_of_tensors_change_nothing() {
 
         let mut out = alloc::vec![7.0; 6 * token_stride + 4 * head_stride];
         let to = CpuTensorMut::new(&mut out, Q).with_strides(token_stride, head_stride);
-        storage.attend((), 1, q, to, &SCALE).unwrap();
+        storage.attend((), 1, q, to, &quarter()).unwrap();
         let mut gaps = alloc::vec![true; out.len()];
         for (index, want) in dense.chunks_exact(12).enumerate() {
             let at = index / 4 * token_stride + index % 4 * head_stride;
@@ -144,7 +148,7 @@ fn the_number_of_threads_changes_nothing() {
             let mut out = alloc::vec![f32::NAN; 372 * 600];
             let shape = [372, 15, 40];
             let to = CpuTensorMut::new(&mut out, shape);
-            storage.attend((), 0, CpuTensor::new(&q, shape), to, &SCALE).unwrap();
+            storage.attend((), 0, CpuTensor::new(&q, shape), to, &quarter()).unwrap();
             out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
         })
     };
@@ -165,7 +169,7 @@ fn a_step_like_the_one_before_allocates_nothing() {
         storage.copy_blocks(()).unwrap();
         storage.write_kv((), 1, CpuTensor::new(&k, KV), CpuTensor::new(&v, KV)).unwrap();
         let to = CpuTensorMut::new(&mut out, Q);
-        storage.attend((), 1, CpuTensor::new(&q, Q), to, &SCALE).unwrap();
+        storage.attend((), 1, CpuTensor::new(&q, Q), to, &quarter()).unwrap();
     };
     pass();
     assert_eq!(allocation_counter::measure(pass).count_total, 0);
@@ -236,7 +240,7 @@ fn tensors_that_do_not_fit_are_refused_and_change_nothing() {
     let mut out = alloc::vec![7.0; 400];
     let mut attend = |layer, q, shape, token_stride, head_stride| {
         let to = CpuTensorMut::new(&mut out, shape).with_strides(token_stride, head_stride);
-        storage.attend((), layer, q, to, &SCALE).unwrap_err()
+        storage.attend((), layer, q, to, &quarter()).unwrap_err()
     };
     let q = tensor(Q);
     assert_eq!(attend(2, q, Q, 48, 12), CpuError::NoSuchLayer { layer: 2, layers: 2 });
@@ -267,7 +271,7 @@ fn copies_run_once_and_before_anything_else() {
     storage.prepare((), &prompt(&[BlockCopy { src: BlockId::new(0), dst: BlockId::new(5) }]), 1).unwrap();
     assert_eq!(write(&mut storage), Err(CpuError::CopiesPending { copies: 1 }));
     let mut out = [0.0; 288];
-    let attend = storage.attend((), 1, CpuTensor::new(&numbers(288, 3), Q), CpuTensorMut::new(&mut out, Q), &SCALE);
+    let attend = storage.attend((), 1, CpuTensor::new(&numbers(288, 3), Q), CpuTensorMut::new(&mut out, Q), &quarter());
     assert_eq!(attend, Err(CpuError::CopiesPending { copies: 1 }));
     storage.copy_blocks(()).unwrap();
     write(&mut storage).unwrap();
@@ -320,7 +324,7 @@ fn tensors_of_no_tokens_may_have_any_strides() {
             let shape = [0, heads, 12];
             let q = CpuTensor::new::<f32>(&[], shape).with_strides(stride, stride);
             let to = CpuTensorMut::new(&mut [], shape).with_strides(stride, stride);
-            assert_eq!(storage.attend((), 1, q, to, &SCALE), Ok(()));
+            assert_eq!(storage.attend((), 1, q, to, &quarter()), Ok(()));
         }
     }
 }
@@ -362,7 +366,8 @@ fn a_new_step_forgets_the_copies_of_the_one_before() {
     assert_eq!(bits(&storage), memory);
 }
 
-/// Scores of −∞ over whole chunks weigh nothing, however many, and what comes after them is seen as if it were alone.
+/// Scores of −∞ over whole chunks weigh nothing, however many, and what comes after them is seen as if it were alone; where
+/// there is nothing else, it is as if nothing were seen.
 #[test]
 fn scores_of_minus_infinity_weigh_nothing() {
     let shape = KvShape::new(1, 1, 8, DType::F32);
@@ -377,11 +382,11 @@ fn scores_of_minus_infinity_weigh_nothing() {
     storage.write_kv((), 0, CpuTensor::new(&k, dense), CpuTensor::new(&v, dense)).unwrap();
     let mut out = alloc::vec![0.0; 160 * 8];
     let q = [1.0; 160 * 8];
-    storage.attend((), 0, CpuTensor::new(&q, dense), CpuTensorMut::new(&mut out, dense), &SCALE).unwrap();
+    storage.attend((), 0, CpuTensor::new(&q, dense), CpuTensorMut::new(&mut out, dense), &quarter()).unwrap();
     for (at, out) in (0_u8..).zip(out.chunks_exact(8)) {
         // The mean of 130 ..= at.
         let mean = f32::midpoint(130.0, f32::from(at));
-        assert!(out.iter().all(|x| if at < 130 { x.is_nan() } else { (x - mean).abs() < 1e-4 }), "{at}: {out:?}");
+        assert!(out.iter().all(|x| if at < 130 { *x == 0.0 } else { (x - mean).abs() < 1e-4 }), "{at}: {out:?}");
     }
 }
 
@@ -397,7 +402,7 @@ fn a_call_leaves_nothing_to_the_next() {
         let kv = numbers(4 * ix(dim), 4);
         storage.write_kv((), 0, CpuTensor::new(&kv, dense), CpuTensor::new(&kv, dense)).unwrap();
         let (q, mut out) = (alloc::vec![q; kv.len()], alloc::vec![0.0; kv.len()]);
-        storage.attend((), 0, CpuTensor::new(&q, dense), CpuTensorMut::new(&mut out, dense), &SCALE).unwrap();
+        storage.attend((), 0, CpuTensor::new(&q, dense), CpuTensorMut::new(&mut out, dense), &quarter()).unwrap();
         out
     };
     for dim in [5, 8, 13] {
@@ -464,4 +469,39 @@ fn stats_are_about_this_memory() {
     assert!(stats.huge_bytes.is_none_or(|bytes| bytes <= stats.bytes));
     let small = super::tests::storage(DType::F32).stats();
     assert_eq!((small.bytes, small.huge_advised_bytes), (2 * 1152 * 4, 0)); // 6 × 2 × 2 × 4 × 12 elements
+}
+
+/// Parameters that do not fit are refused, each by its own error, and nothing is written.
+#[test]
+fn parameters_that_do_not_fit_are_refused() {
+    let storage = written(DType::F32);
+    let q = numbers(288, 3);
+    let (short, long) = ([1.0; 3], [1_u64; 12]);
+    let plain = quarter();
+    let mask = |words, words_per_token| plain.with_mask(QueryMask { words, words_per_token });
+    let wrong_mask = |words, words_per_token| CpuError::Mask { words, words_per_token, tokens: 6, row_tokens: 6 };
+    let cases = [
+        (plain.with_window(0), CpuError::NoWindow),
+        (plain.with_soft_cap(0.0), CpuError::SoftCap),
+        (plain.with_soft_cap(-1.0), CpuError::SoftCap),
+        (plain.with_soft_cap(f32::NAN), CpuError::SoftCap),
+        (plain.with_soft_cap(f32::INFINITY), CpuError::SoftCap),
+        (plain.with_sinks(&short), CpuError::PerHead { param: "sinks", given: 3, q_heads: 4 }),
+        (plain.with_alibi_slopes(&[]), CpuError::PerHead { param: "alibi_slopes", given: 0, q_heads: 4 }),
+        (mask(&long[..5], 1), wrong_mask(5, 1)),
+        (mask(&long, 1), wrong_mask(12, 1)),
+        (mask(&[], 0), wrong_mask(0, 0)),
+        (mask(&long, u32::MAX), wrong_mask(12, u32::MAX)),
+    ];
+    for (params, error) in cases {
+        let mut out = alloc::vec![7.0; 288];
+        let to = CpuTensorMut::new(&mut out, Q);
+        assert_eq!(storage.attend((), 1, CpuTensor::new(&q, Q), to, &params), Err(error));
+        assert!(out.iter().all(|x| *x == 7.0));
+    }
+    let (mut out, mut lse) = (alloc::vec![7.0; 288], alloc::vec![7.0; 23]);
+    let to = CpuTensorMut::new(&mut out, Q).with_lse(&mut lse);
+    let refused = storage.attend((), 1, CpuTensor::new(&q, Q), to, &plain);
+    assert_eq!(refused, Err(CpuError::TooShort { tensor: "lse", needed: 24, given: 23 }));
+    assert!(out.iter().chain(&lse).all(|x| *x == 7.0));
 }

@@ -3,6 +3,7 @@
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use core::cell::Cell;
 
 use crate::id::{Slot, ix};
 use crate::layout::KvLayout;
@@ -18,16 +19,31 @@ pub(super) trait Harness: Sized {
     fn prepare(&mut self, step: &Step) -> Result<(), String>;
     fn copy_blocks(&mut self) -> Result<(), String>;
     fn write_kv(&mut self, layer: u32, k: &[f32], v: &[f32]) -> Result<(), String>;
-    fn attend(&mut self, layer: u32, q: &[f32], q_heads: usize, scale: f32) -> Result<Vec<f32>, String>;
+    /// Outputs `[tokens, q_heads, v_dim]` and log-sum-exps `[tokens, q_heads]`.
+    fn attend(
+        &mut self,
+        layer: u32,
+        q: &[f32],
+        q_heads: usize,
+        params: &AttendParams<'_>,
+    ) -> Result<(Vec<f32>, Vec<f32>), String>;
     /// K and V of a slot, all heads.
     fn read_slot(&self, layer: u32, slot: Slot) -> Result<(Vec<f32>, Vec<f32>), String>;
 }
 
-/// The CPU storage, on the best instruction set of the machine.
-pub(super) struct Cpu(CpuStorage);
+std::thread_local! {
+    /// The instruction set of storages that this thread makes. Laws know nothing of it, so that they are compiled once.
+    static ISA: Cell<&'static str> = const { Cell::new("portable") };
+}
 
-/// The CPU storage as any machine can run it.
-pub(super) struct PortableCpu(Cpu);
+/// Makes this thread's storages use an instruction set; whether this machine has it.
+pub(super) fn choose(isa: &'static str) -> bool {
+    ISA.set(isa);
+    CpuStorage::runs_on(isa)
+}
+
+/// The CPU storage.
+pub(super) struct Cpu(CpuStorage);
 
 impl Cpu {
     fn tensor<'a>(&self, data: &'a [f32], heads: usize, dim: usize) -> CpuTensor<'a> {
@@ -37,7 +53,8 @@ impl Cpu {
 
 impl Harness for Cpu {
     fn new(layout: KvLayout) -> Result<Self, String> {
-        CpuStorage::new(layout).map(Self).map_err(|error| error.to_string())
+        let storage = CpuStorage::new(layout).map_err(|error| error.to_string())?;
+        storage.on(ISA.get()).map(Self).ok_or_else(|| "this machine has no such instruction set".to_string())
     }
 
     fn layout(&self) -> &KvLayout {
@@ -63,54 +80,25 @@ impl Harness for Cpu {
         self.0.write_kv((), layer, k, v).map_err(|error| error.to_string())
     }
 
-    fn attend(&mut self, layer: u32, q: &[f32], q_heads: usize, scale: f32) -> Result<Vec<f32>, String> {
+    fn attend(
+        &mut self,
+        layer: u32,
+        q: &[f32],
+        q_heads: usize,
+        params: &AttendParams<'_>,
+    ) -> Result<(Vec<f32>, Vec<f32>), String> {
         let shape = self.layout().layers()[ix(layer)];
         let [k_dim, v_dim] = [shape.k_dim, shape.v_dim].map(ix);
         let tokens = q.len() / (q_heads * k_dim);
         let mut out = alloc::vec![f32::NAN; tokens * q_heads * v_dim];
-        let to = CpuTensorMut::new(&mut out, [tokens, q_heads, v_dim]);
-        let params = AttendParams::new(1).with_scale(scale);
-        let done = self.0.attend((), layer, self.tensor(q, q_heads, k_dim), to, &params);
+        let mut lse = alloc::vec![f32::NAN; tokens * q_heads];
+        let to = CpuTensorMut::new(&mut out, [tokens, q_heads, v_dim]).with_lse(&mut lse);
+        let done = self.0.attend((), layer, self.tensor(q, q_heads, k_dim), to, params);
         done.map_err(|error| format!("attend: {error}"))?;
-        Ok(out)
+        Ok((out, lse))
     }
 
     fn read_slot(&self, layer: u32, slot: Slot) -> Result<(Vec<f32>, Vec<f32>), String> {
         self.0.read_slot(layer, slot).map_err(|error| error.to_string())
-    }
-}
-
-impl Harness for PortableCpu {
-    fn new(layout: KvLayout) -> Result<Self, String> {
-        let storage = CpuStorage::new(layout).map_err(|error| error.to_string())?;
-        Ok(Self(Cpu(storage.portable())))
-    }
-
-    fn layout(&self) -> &KvLayout {
-        self.0.layout()
-    }
-
-    fn fill(&mut self, value: f32) {
-        self.0.fill(value);
-    }
-
-    fn prepare(&mut self, step: &Step) -> Result<(), String> {
-        self.0.prepare(step)
-    }
-
-    fn copy_blocks(&mut self) -> Result<(), String> {
-        self.0.copy_blocks()
-    }
-
-    fn write_kv(&mut self, layer: u32, k: &[f32], v: &[f32]) -> Result<(), String> {
-        self.0.write_kv(layer, k, v)
-    }
-
-    fn attend(&mut self, layer: u32, q: &[f32], q_heads: usize, scale: f32) -> Result<Vec<f32>, String> {
-        self.0.attend(layer, q, q_heads, scale)
-    }
-
-    fn read_slot(&self, layer: u32, slot: Slot) -> Result<(Vec<f32>, Vec<f32>), String> {
-        self.0.read_slot(layer, slot)
     }
 }

@@ -18,7 +18,7 @@ const BLOCK_SIZES: [u32; 5] = [1, 8, 16, 32, 128];
 const CONTEXTS: [u32; 8] = [0, 1, 15, 16, 17, 63, 64, 1000];
 
 /// A batch that mixes a decode row, a prompt and a piece of a prompt, the longest context being `context`.
-fn mixed(context: u32) -> [Row; 3] {
+pub(super) fn mixed(context: u32) -> [Row; 3] {
     let piece = (context / 2).min(9) + 1;
     [
         Row { seq: 0, start: context, len: 1 },
@@ -27,7 +27,7 @@ fn mixed(context: u32) -> [Row; 3] {
     ]
 }
 
-fn lens(rows: &[Row]) -> Vec<u32> {
+pub(super) fn lens(rows: &[Row]) -> Vec<u32> {
     rows.iter().map(|row| row.start + row.len).collect()
 }
 

@@ -8,6 +8,7 @@ use super::laws;
 use crate::id::{BlockId, Slot, ix};
 use crate::layout::{DType, KvLayout};
 use crate::step::{Step, TableRow};
+use crate::storage::AttendParams;
 
 /// Declares the bugs, as types to be a parameter of [`Planted`].
 trait Bug {
@@ -165,14 +166,20 @@ impl<B: Bug> Harness for Planted<B> {
         self.inner.write_kv(B::layer(layer), k, v)
     }
 
-    fn attend(&mut self, layer: u32, q: &[f32], q_heads: usize, scale: f32) -> Result<Vec<f32>, String> {
+    fn attend(
+        &mut self,
+        layer: u32,
+        q: &[f32],
+        q_heads: usize,
+        params: &AttendParams<'_>,
+    ) -> Result<(Vec<f32>, Vec<f32>), String> {
         let mut q = q.to_vec();
         let k_dim = ix(self.layout().layers()[ix(layer)].k_dim);
         q.chunks_exact_mut(q_heads * k_dim).for_each(|q| B::query(q, k_dim));
         if let Some(step) = &self.attended {
             self.inner.prepare(step)?;
         }
-        let mut out = self.inner.attend(B::layer(layer), &q, q_heads, scale)?;
+        let (mut out, lse) = self.inner.attend(B::layer(layer), &q, q_heads, params)?;
         B::output(&mut out);
         // Back to the sound step, whose copies have run, for the writes of the next layer.
         if let Some(step) = &self.prepared {
@@ -182,7 +189,7 @@ impl<B: Bug> Harness for Planted<B> {
             let step = Step::from_tables(step.tables().block_size(), &rows, &[]).map_err(|error| error.to_string())?;
             self.inner.prepare(&step)?;
         }
-        Ok(out)
+        Ok((out, lse))
     }
 
     fn read_slot(&self, layer: u32, slot: Slot) -> Result<(Vec<f32>, Vec<f32>), String> {

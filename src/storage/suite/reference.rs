@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::shapes::{Content, Model, Part};
-use crate::id::ix;
+use crate::id::{ix, len32};
 
 /// What the query heads of one token should give, and how far off they may be.
 pub(super) struct Expected {
@@ -12,6 +12,8 @@ pub(super) struct Expected {
     pub(super) values: Vec<f64>,
     /// The largest error allowed, per query head.
     pub(super) tolerance: Vec<f64>,
+    /// The log-sum-exp and its largest error, per query head.
+    pub(super) lse: Vec<(f64, f64)>,
 }
 
 /// By how much the worst case is out of reach.
@@ -26,6 +28,10 @@ const SLACK: f64 = 16.0;
 ///   twice the largest relative error of its weights, times the largest |v|.
 /// * The exponential adds 4 u per weight; a chunk of 64 and the joining of ⌈n / 64⌉ chunks add at most
 ///   64 + 2 ⌈n / 64⌉ + 4 roundings to each of the two sums.
+///
+/// * The soft cap c adds 8 × 10⁻⁷ < 14 u of c to a score; `ALiBi` one rounding of its largest bias.
+///
+/// A log-sum-exp moves by the absolute error of the scores and by the relative one of the sum, and is rounded five times.
 ///
 /// That is where every rounding goes the same way. They do not, and 1 / [`SLACK`] of it is asked for: still three times
 /// what was ever seen, and between 10⁻⁶ and 10⁻⁵ of the largest |v| for the shapes here.
@@ -42,42 +48,63 @@ pub(super) fn attention(
         (0..positions.end).map(|p| token(p).into_iter().map(|x| f64::from(model.rounded(x))).collect()).collect()
     };
     let (keys, values) = (read(Part::K), read(Part::V));
+    let variant = model.variant;
+    let row_start = positions.start;
     positions
         .map(|position| {
             let q: Vec<f64> = content.token(model, Part::Q, layer, seq, position).into_iter().map(f64::from).collect();
-            let mut expected = Expected { values: Vec::new(), tolerance: Vec::new() };
+            let mut expected = Expected { values: Vec::new(), tolerance: Vec::new(), lse: Vec::new() };
+            let oldest = variant.window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let sees = |&at: &u32| match (variant.mask, at.checked_sub(row_start)) {
+                _ if at < oldest => false,
+                (Some(mask), Some(key)) => mask.sees(position - row_start, key),
+                _ => at <= position,
+            };
+            let end = if variant.mask.is_some() { keys.len() } else { ix(position) + 1 };
+            let seen: Vec<u32> = (0..len32(end)).filter(sees).collect();
             for (head, q) in q.chunks_exact(k_dim).enumerate() {
                 let kv = head / group;
-                let seen = ix(position) + 1;
                 let mut size = 0.0_f64;
-                let scores: Vec<f64> = keys[..seen]
-                    .iter()
-                    .map(|key| {
-                        let key = &key[kv * k_dim..][..k_dim];
-                        let (mut dot, mut sum) = (0.0, 0.0);
-                        for (q, k) in q.iter().zip(key) {
-                            dot += q * k;
-                            sum += (q * k).abs();
-                        }
-                        size = size.max(sum * f64::from(model.scale.abs()));
-                        dot * f64::from(model.scale)
-                    })
-                    .collect();
-                let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let mut scores: Vec<f64> = Vec::new();
+                for &at in &seen {
+                    let key = &keys[ix(at)][kv * k_dim..][..k_dim];
+                    let (mut dot, mut sum) = (0.0, 0.0);
+                    for (q, k) in q.iter().zip(key) {
+                        dot += q * k;
+                        sum += (q * k).abs();
+                    }
+                    let mut score = dot * f64::from(model.scale);
+                    let mut error = (k_dim as f64 / 8.0 + 6.0) * sum * f64::from(model.scale.abs());
+                    if let Some(cap) = variant.soft_cap {
+                        score = f64::from(cap) * (score / f64::from(cap)).tanh();
+                        error += 14.0 * f64::from(cap);
+                    }
+                    if let Some(slope) = variant.slope(head, model.q_heads(layer)) {
+                        let bias = f64::from(slope) * (f64::from(at) - f64::from(position));
+                        score += bias;
+                        error += 4.0 * bias.abs();
+                    }
+                    scores.push(score);
+                    size = size.max(error);
+                }
+                let sink = variant.sink(head).map(f64::from);
+                let top = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|score| (score - top).exp()).collect();
-                let total: f64 = weights.iter().sum();
+                let total: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - top).exp());
                 let mut out = alloc::vec![0.0; v_dim];
                 let mut largest = 0.0_f64;
-                for (weight, value) in weights.iter().zip(&values) {
-                    for (out, v) in out.iter_mut().zip(&value[kv * v_dim..][..v_dim]) {
+                for (weight, &at) in weights.iter().zip(&seen) {
+                    for (out, v) in out.iter_mut().zip(&values[ix(at)][kv * v_dim..][..v_dim]) {
                         *out += weight * v / total;
                         largest = largest.max(v.abs());
                     }
                 }
                 expected.values.extend(out);
-                let (k_dim, n) = (k_dim as f64, seen as f64);
-                let roundings = 2.0 * (k_dim / 8.0 + 6.0) * size + 2.0 * (4.0 + 64.0 + 2.0 * (n / 64.0).ceil() + 4.0);
-                expected.tolerance.push(roundings / SLACK * largest * 2.0_f64.powi(-24));
+                let sums = 4.0 + 64.0 + 2.0 * (seen.len() as f64 / 64.0).ceil() + 4.0;
+                let unit = 2.0_f64.powi(-24);
+                expected.tolerance.push((2.0 * size + 2.0 * sums) / SLACK * largest * unit);
+                let lse = if total > 0.0 { top + total.ln() } else { f64::NEG_INFINITY };
+                expected.lse.push((lse, (size + sums + 5.0 * (top.abs() + lse.abs() + 1.0)) * unit));
             }
             expected
         })

@@ -69,12 +69,67 @@ pub(super) struct Model {
     pub(super) v_dim: u32,
     pub(super) form: Form,
     pub(super) scale: f32,
+    pub(super) variant: Variant,
+}
+
+/// What the attention of a model does beside the softmax of scaled scores.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub(super) struct Variant {
+    pub(super) window: Option<u32>,
+    pub(super) soft_cap: Option<f32>,
+    pub(super) sinks: bool,
+    pub(super) alibi: bool,
+    pub(super) mask: Option<Mask>,
+}
+
+/// Who of a row's query tokens sees whom.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Mask {
+    /// Each those up to itself, as without a mask.
+    Causal,
+    /// Any, by a seed: later ones too, and not always itself.
+    Random(u64),
+    /// Nobody: only what lies before the row.
+    Nobody,
+}
+
+impl Mask {
+    /// Whether query token `query` of a row sees query token `key` of it.
+    pub(super) fn sees(self, query: u32, key: u32) -> bool {
+        match self {
+            Self::Causal => key <= query,
+            Self::Random(seed) => Rng(seed ^ (u64::from(query) << 32 | u64::from(key))).next() % 2 == 0,
+            Self::Nobody => false,
+        }
+    }
+}
+
+impl Variant {
+    /// The sink of a query head: between −2 and 2, as scores are.
+    pub(super) fn sink(self, head: usize) -> Option<f32> {
+        self.sinks.then_some((head % 5) as f32 - 2.0)
+    }
+
+    /// The slope of a query head, as in the paper on `ALiBi`: 2^(−8 (h + 1) / heads).
+    pub(super) fn slope(self, head: usize, heads: usize) -> Option<f32> {
+        self.alibi.then(|| (-8.0 * (head + 1) as f32 / heads as f32).exp2())
+    }
 }
 
 impl Model {
     pub(super) fn new(dtype: DType, kv_heads: u32, group: u32, head_dim: u32) -> Self {
         let scale = 1.0 / (head_dim as f32).sqrt();
-        Self { dtype, layers: 1, kv_heads, group, k_dim: head_dim, v_dim: head_dim, form: Form::PerLayer, scale }
+        Self {
+            dtype,
+            layers: 1,
+            kv_heads,
+            group,
+            k_dim: head_dim,
+            v_dim: head_dim,
+            form: Form::PerLayer,
+            scale,
+            variant: Variant::default(),
+        }
     }
 
     /// KV heads of a layer.

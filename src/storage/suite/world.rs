@@ -9,6 +9,7 @@ use super::reference::attention;
 use super::shapes::{Content, Model, Part, Rng};
 use crate::id::{BlockId, Slot, ix};
 use crate::step::{BlockCopy, Step, TableRow};
+use crate::storage::{AttendParams, QueryMask};
 
 /// Positions `start .. start + len` of a sequence, to be written and to attend.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +37,8 @@ pub(super) struct World<H> {
     pub(super) content: Content,
     pub(super) block_size: u32,
     pub(super) tables: Vec<Vec<BlockId>>,
+    /// Log-sum-exps of the last step, per layer `[tokens, q_heads]`.
+    pub(super) lse: Outputs,
 }
 
 impl<H: Harness> World<H> {
@@ -57,7 +60,7 @@ impl<H: Harness> World<H> {
         let tables = widths.iter().map(|width| ids.by_ref().take(ix(*width)).collect()).collect();
         let mut storage = H::new(model.layout(num_blocks, block_size))?;
         storage.fill(f32::NAN);
-        Ok(Self { storage, model, content, block_size, tables })
+        Ok(Self { storage, model, content, block_size, tables, lse: Vec::new() })
     }
 
     /// A step of these rows and copies.
@@ -90,15 +93,43 @@ impl<H: Harness> World<H> {
         self.storage.prepare(&step)?;
         self.storage.copy_blocks()?;
         let mut outputs = Vec::new();
+        self.lse.clear();
         for layer in 0..self.model.layers {
             let (k, v) = (self.numbers(Part::K, layer, rows), self.numbers(Part::V, layer, rows));
             self.storage.write_kv(layer, &k, &v)?;
             if attend {
                 let q = self.numbers(Part::Q, layer, rows);
-                outputs.push(self.storage.attend(layer, &q, self.model.q_heads(layer), self.model.scale)?);
+                let heads = self.model.q_heads(layer);
+                let (out, lse) = self.attend(layer, &q, heads, rows)?;
+                outputs.push(out);
+                self.lse.push(lse);
             }
         }
         Ok(outputs)
+    }
+
+    /// Attention of one layer with what the model's variant asks for.
+    fn attend(&mut self, layer: u32, q: &[f32], heads: usize, rows: &[Row]) -> Result<(Vec<f32>, Vec<f32>), String> {
+        let variant = self.model.variant;
+        let mut params = AttendParams::new(1).with_scale(self.model.scale);
+        (params.window, params.soft_cap) = (variant.window, variant.soft_cap);
+        let sinks: Option<Vec<f32>> = (0..heads).map(|head| variant.sink(head)).collect();
+        let slopes: Option<Vec<f32>> = (0..heads).map(|head| variant.slope(head, heads)).collect();
+        (params.sinks, params.alibi_slopes) = (sinks.as_deref(), slopes.as_deref());
+        // One word more than is needed, of ones that nobody may look at.
+        let words_per_token = rows.iter().map(|row| row.len.div_ceil(64)).max().unwrap_or(0) + 1;
+        let mut words = Vec::new();
+        if let Some(mask) = variant.mask {
+            for (row, query) in rows.iter().flat_map(|row| (0..row.len).map(move |query| (row, query))) {
+                words.extend((0..words_per_token).map(|word| {
+                    (0..64).map(|bit| (word * 64 + bit, bit)).fold(0_u64, |bits, (key, bit)| {
+                        bits | u64::from(key >= row.len || mask.sees(query, key)) << bit
+                    })
+                }));
+            }
+            params.mask = Some(QueryMask { words: &words, words_per_token });
+        }
+        self.storage.attend(layer, q, heads, &params)
     }
 
     /// Feeds what comes before the rows, runs them in one step, and compares with the reference. Returns the largest
@@ -116,9 +147,10 @@ impl<H: Harness> World<H> {
     /// Compares outputs with the reference.
     pub(super) fn compare(&self, rows: &[Row], outputs: &Outputs) -> Result<f64, String> {
         let mut worst = 0.0_f64;
-        for (layer, outputs) in (0..self.model.layers).zip(outputs) {
+        for ((layer, outputs), lse) in (0..self.model.layers).zip(outputs).zip(&self.lse) {
             let v_dim = ix(self.model.v_dim);
             let mut heads = outputs.chunks_exact(v_dim);
+            let mut lse = lse.iter();
             for row in rows {
                 let positions = row.start..row.start + row.len;
                 for (expected, position) in
@@ -126,7 +158,20 @@ impl<H: Harness> World<H> {
                 {
                     for (head, tolerance) in expected.tolerance.iter().enumerate() {
                         let got = heads.next().ok_or("outputs are missing")?;
+                        let (want, near) = expected.lse[head];
+                        let lse = f64::from(*lse.next().ok_or("log-sum-exps are missing")?);
+                        if !(lse == want || (lse - want).abs() <= near) {
+                            return Err(format!(
+                                "layer {layer}, {row:?}, position {position}, head {head}: log-sum-exp {lse} where {want} ± \
+                                 {near:e} is right, {:?}",
+                                self.model
+                            ));
+                        }
                         for (d, (got, want)) in got.iter().zip(&expected.values[head * v_dim..]).enumerate() {
+                            if f64::from(*got) == *want {
+                                // Also where nothing was seen, and no error is allowed.
+                                continue;
+                            }
                             let share = (f64::from(*got) - want).abs() / tolerance;
                             if share.is_nan() || share > 1.0 {
                                 return Err(format!(

@@ -5,7 +5,10 @@ use core::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Isa, LANES, Work};
+use super::{Isa, Work};
+use crate::storage::cpu::element::Stored;
+
+const LANES: usize = 8;
 
 /// Proof that the machine has AVX2, FMA and F16C: only [`detect`](Self::detect) makes it, as the field is private.
 #[derive(Clone, Copy, Debug)]
@@ -24,13 +27,16 @@ impl Avx2 {
 macro_rules! op {
     ($call:expr) => {
         // SAFETY: the only precondition is that the machine has the instruction. This is expanded in methods of `Avx2`
-        // alone, and a value of that type exists only where `detect` found AVX2, FMA and F16C.
+        // and in `sums4`, which they alone call; a value of that type exists only where `detect` found AVX2, FMA and F16C.
         unsafe { $call }
     };
 }
 
 impl Isa for Avx2 {
     type V = __m256;
+    type Lanes<E: Stored> = [E; LANES];
+    const LANES: usize = LANES;
+    const ACCUMULATORS: usize = 8;
     const FMA: bool = true;
 
     #[inline]
@@ -40,6 +46,21 @@ impl Isa for Avx2 {
             work.run(token);
         }
         op!(inner(self, work));
+    }
+
+    #[inline(always)]
+    fn padded<E: Stored>(self, rest: &[E]) -> [E; LANES] {
+        super::padded(rest)
+    }
+
+    #[inline(always)]
+    fn vectors<E: Stored>(self, row: &[E]) -> &[[E; LANES]] {
+        row.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn vectors_mut<E: Stored>(self, row: &mut [E]) -> &mut [[E; LANES]] {
+        row.as_chunks_mut().0
     }
 
     #[inline(always)]
@@ -76,29 +97,80 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        op!(_mm256_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        op!(_mm256_sub_ps(a, b))
+    }
+
+    // The instruction gives its second operand where either is NaN.
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        op!(_mm256_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn unless_less(self, x: Self::V, a: Self::V, b: Self::V) -> Self::V {
+        let keep = op!(_mm256_cmp_ps::<_CMP_NLT_UQ>(a, b));
+        op!(_mm256_and_ps(keep, x))
+    }
+
+    #[inline(always)]
+    fn power_of_two(self, n: Self::V) -> Self::V {
+        let exponent = op!(_mm256_add_epi32(_mm256_castps_si256(n), _mm256_set1_epi32(127)));
+        op!(_mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))
+    }
+
+    #[inline(always)]
+    fn top(self, x: Self::V) -> f32 {
+        let halves = op!(_mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x)));
+        let pairs = op!(_mm_max_ps(halves, _mm_movehl_ps(halves, halves)));
+        op!(_mm_cvtss_f32(_mm_max_ss(pairs, _mm_movehdup_ps(pairs))))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        op!(_mm256_mul_ps(a, b))
+    }
+
+    #[inline(always)]
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         op!(_mm256_fmadd_ps(a, b, c))
     }
 
     #[inline(always)]
-    fn sums(self, x: [Self::V; 4]) -> [f32; 4] {
-        // `hadd` adds neighbours within 128-bit halves: after two rounds, lane i of the lower half is
-        // (x0 + x1) + (x2 + x3) of vector i, and of the upper half (x4 + x5) + (x6 + x7).
-        let low = op!(_mm256_hadd_ps(x[0], x[1]));
-        let high = op!(_mm256_hadd_ps(x[2], x[3]));
-        let halves = op!(_mm256_hadd_ps(low, high));
-        let lower = op!(_mm256_castps256_ps128(halves));
-        let upper = op!(_mm256_extractf128_ps::<1>(halves));
-        let sums = op!(_mm_add_ps(lower, upper));
-        let mut out = [0.0; 4];
-        // SAFETY: `out` is 16 writable bytes; the unaligned store asks for no more. SSE is part of x86-64.
-        unsafe { _mm_storeu_ps(out.as_mut_ptr(), sums) };
+    fn sums<const N: usize>(self, x: [Self::V; N]) -> [f32; N] {
+        let mut out = [0.0; N];
+        for (first, out) in (0..N).step_by(4).zip(out.chunks_mut(4)) {
+            let sums = sums4(core::array::from_fn(|i| if first + i < N { x[first + i] } else { self.splat(0.0) }));
+            out.copy_from_slice(&sums[..out.len()]);
+        }
         out
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, from: &T) {
+    fn prefetch<T>(self, at: *const T) {
         // SAFETY: a prefetch never faults, whatever the address; SSE is part of x86-64.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(core::ptr::from_ref(from).cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
+}
+
+/// The sum of the lanes of each vector: `((x0 + x1) + (x2 + x3)) + ((x4 + x5) + (x6 + x7))`.
+#[inline(always)]
+fn sums4(x: [__m256; 4]) -> [f32; 4] {
+    // `hadd` adds neighbours within 128-bit halves: after two rounds, lane i of the lower half is
+    // (x0 + x1) + (x2 + x3) of vector i, and of the upper half (x4 + x5) + (x6 + x7).
+    let low = op!(_mm256_hadd_ps(x[0], x[1]));
+    let high = op!(_mm256_hadd_ps(x[2], x[3]));
+    let halves = op!(_mm256_hadd_ps(low, high));
+    let lower = op!(_mm256_castps256_ps128(halves));
+    let upper = op!(_mm256_extractf128_ps::<1>(halves));
+    let sums = op!(_mm_add_ps(lower, upper));
+    let mut out = [0.0; 4];
+    // SAFETY: `out` is 16 writable bytes; the unaligned store asks for no more. SSE is part of x86-64.
+    unsafe { _mm_storeu_ps(out.as_mut_ptr(), sums) };
+    out
 }

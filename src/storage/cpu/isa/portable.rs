@@ -4,7 +4,10 @@ use core::array;
 
 use half::{bf16, f16};
 
-use super::{Isa, LANES, Work};
+use super::{Isa, Work};
+use crate::storage::cpu::element::Stored;
+
+const LANES: usize = 8;
 
 /// The token of the instruction set that is always there.
 #[derive(Clone, Copy, Debug)]
@@ -12,12 +15,31 @@ pub(in super::super) struct Portable;
 
 impl Isa for Portable {
     type V = [f32; LANES];
+    type Lanes<E: Stored> = [E; LANES];
+    const LANES: usize = LANES;
+    const ACCUMULATORS: usize = 8;
     // Whether the target has a fused multiply-add at its baseline is known when this is compiled.
     const FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 
-    #[inline(always)]
+    // Not inlined: work that is entered from within other work would be compiled anew in every place.
+    #[inline(never)]
     fn enter<W: Work>(self, work: W) {
         work.run(self);
+    }
+
+    #[inline(always)]
+    fn padded<E: Stored>(self, rest: &[E]) -> [E; LANES] {
+        super::padded(rest)
+    }
+
+    #[inline(always)]
+    fn vectors<E: Stored>(self, row: &[E]) -> &[[E; LANES]] {
+        row.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn vectors_mut<E: Stored>(self, row: &mut [E]) -> &mut [[E; LANES]] {
+        row.as_chunks_mut().0
     }
 
     #[inline(always)]
@@ -47,15 +69,50 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        array::from_fn(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        array::from_fn(|i| a[i] - b[i])
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn unless_less(self, x: Self::V, a: Self::V, b: Self::V) -> Self::V {
+        array::from_fn(|i| if a[i] < b[i] { 0.0 } else { x[i] })
+    }
+
+    #[inline(always)]
+    fn power_of_two(self, n: Self::V) -> Self::V {
+        n.map(|n| f32::from_bits(n.to_bits().wrapping_add(127) << 23))
+    }
+
+    #[inline(always)]
+    fn top(self, x: Self::V) -> f32 {
+        x.into_iter().fold(x[0], |top, x| if x > top { x } else { top })
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        array::from_fn(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         array::from_fn(|i| self.fma1(a[i], b[i], c[i]))
     }
 
     #[inline(always)]
-    fn sums(self, x: [Self::V; 4]) -> [f32; 4] {
+    fn sums<const N: usize>(self, x: [Self::V; N]) -> [f32; N] {
         x.map(|x| ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])))
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, _: &T) {}
+    fn prefetch<T>(self, _: *const T) {}
 }

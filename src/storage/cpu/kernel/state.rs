@@ -1,304 +1,120 @@
-//! The running state of a tile, and what one chunk of the context does to it: scores, softmax, weighted sum.
-//!
-//! The order of operations is the law of [`kernel`](super). Memory is asked for ahead of its use, line by line between
-//! the arithmetic: V of a position while its K is read, K of the next chunk while V is summed. In bursts it would gain
-//! little, as a processor has few requests in flight.
+//! The running state of a pass: softmaxes and weighted sums, over a span and over what is before it.
 
-use core::array;
+use super::ROWS;
+use super::scratch::LINE;
+use crate::storage::cpu::exp::exp2_one;
+use crate::storage::cpu::isa::Isa;
+use crate::storage::cpu::rows::Rows;
 
-use super::{CHUNK, ROWS};
-use crate::storage::cpu::element::{Stored, lanes};
-use crate::storage::cpu::exp::exp2;
-use crate::storage::cpu::isa::{Isa, LANES, Lane};
-
-/// What one prefetch asks for.
-const LINE_BYTES: usize = 64;
-
-/// Rows of K and V, one per position.
-pub(super) struct Chunk<'a, E> {
-    pub(super) keys: &'a [&'a [E]],
-    pub(super) values: &'a [&'a [E]],
-    /// K of the chunk after this one, to be asked for in time; empty where it is at hand.
-    pub(super) ahead: &'a [&'a [E]],
+/// A softmax that was taken over some keys: the sum of the weights 2^(score − max), and, elsewhere, that of the weighted
+/// values.
+#[derive(Clone, Copy)]
+pub(super) struct Softmax {
+    pub(super) max: f32,
+    pub(super) sum: f32,
 }
 
-/// The running state of at most [`ROWS`] rows.
+impl Softmax {
+    /// Over no keys. The least finite number and not −∞: were a whole chunk −∞, −∞ − (−∞) would be NaN where the next
+    /// chunk may still hold the maximum.
+    const EMPTY: Self = Self { max: f32::MIN, sum: 0.0 };
+
+    /// Over the keys of both; and the factors that take the weights of each to the common maximum.
+    #[inline(always)]
+    fn join<I: Isa>(self, isa: I, other: Self) -> (Self, [f32; 2]) {
+        // NaN is never greater: it stays out of the maximum and stands in the sums.
+        let max = if other.max > self.max { other.max } else { self.max };
+        let factors = [self.max, other.max].map(|each| exp2_one(isa, each - max));
+        (Self { max, sum: isa.fma1(self.sum, factors[0], other.sum * factors[1]) }, factors)
+    }
+}
+
+/// The running state of at most [`ROWS`] rows: over the span that is being walked, and over all before it.
 pub(super) struct State<'a> {
-    q: &'a mut [Lane],
-    acc: &'a mut [Lane],
-    max: [f32; ROWS],
-    sum: [f32; ROWS],
-    q_lanes: usize,
-    acc_lanes: usize,
-    scale: f32,
+    /// The queries, `[rows, k_dim]`, zero beyond `k_dim` up to whole lines.
+    pub(super) queries: Rows<'a, f32>,
+    pub(super) span: [Softmax; ROWS],
+    total: [Softmax; ROWS],
+    /// Weighted sums of V of the span, `[rows, stride]`, zero beyond `v_dim`.
+    pub(super) span_acc: &'a mut [f32],
+    /// The same over all before it.
+    total_acc: &'a mut [f32],
+    rows: usize,
+    pub(super) stride: usize,
+    pub(super) v_dim: usize,
 }
 
 impl<'a> State<'a> {
+    /// Takes memory of 2 × [`ROWS`] × (`v_dim` rounded up to whole lines).
     #[inline(always)]
-    pub(super) fn new(
-        q: &'a mut [Lane],
-        acc: &'a mut [Lane],
-        rows: usize,
-        k_dim: usize,
-        v_dim: usize,
-        scale: f32,
-    ) -> Self {
-        let [q_lanes, acc_lanes] = [k_dim, v_dim].map(|dim| dim.div_ceil(LANES));
-        acc[..rows * acc_lanes].fill(Lane::ZERO);
-        // The least finite number and not −∞: were a whole chunk −∞, −∞ − (−∞) would be NaN where the next chunk may
-        // still hold the maximum.
-        Self { q, acc, max: [f32::MIN; ROWS], sum: [0.0; ROWS], q_lanes, acc_lanes, scale }
+    pub(super) fn new(memory: &'a mut [f32], rows: usize, v_dim: usize) -> Self {
+        let stride = v_dim.next_multiple_of(LINE);
+        let (span_acc, total_acc) = memory.split_at_mut(ROWS * stride);
+        total_acc[..rows * stride].fill(0.0);
+        let softmax = [Softmax::EMPTY; ROWS];
+        let queries = Rows::new(0);
+        Self { queries, span: softmax, total: softmax, span_acc, total_acc, rows, stride, v_dim }
     }
 
-    /// One chunk for all rows; row `r` sees its first `visible(r)` positions, which grows with `r`.
+    /// Takes the queries of all rows, `stride` apart.
     #[inline(always)]
-    pub(super) fn chunk<I: Isa, E: Stored>(
-        &mut self,
-        isa: I,
-        rows: usize,
-        chunk: &Chunk<'_, E>,
-        visible: impl Fn(usize) -> usize,
-    ) {
-        let mut row = 0;
-        while row < rows {
-            let n = visible(row);
-            let alike = |count| row + count <= rows && visible(row + count - 1) == n;
-            // Once per chunk is enough to ask for what comes next.
-            let ahead = if row == 0 { chunk.ahead } else { &[] };
-            let chunk = Chunk { keys: &chunk.keys[..n], values: &chunk.values[..n], ahead };
-            if n == 0 {
-                row += 1;
-            } else if alike(4) {
-                self.group::<I, E, 4, 2, 2>(isa, row, &chunk);
-                row += 4;
-            } else if alike(2) {
-                self.group::<I, E, 2, 4, 4>(isa, row, &chunk);
-                row += 2;
-            } else {
-                self.group::<I, E, 1, 4, 8>(isa, row, &chunk);
-                row += 1;
-            }
-        }
+    pub(super) fn take_queries(&mut self, q: &'a [f32], stride: usize) {
+        self.queries = Rows::new(stride);
+        self.queries.add(q, stride, self.rows);
     }
 
-    /// Rows `row .. row + R`, which see the same positions: scores of `K` keys at a time, V in `D` vectors at a time.
-    /// R × K and R × D accumulators of eight lanes stay in registers.
+    /// Begins a span.
     #[inline(always)]
-    fn group<I: Isa, E: Stored, const R: usize, const K: usize, const D: usize>(
-        &mut self,
-        isa: I,
-        row: usize,
-        chunk: &Chunk<'_, E>,
-    ) {
-        let Chunk { keys, values, ahead } = *chunk;
-        let n = keys.len();
-        let q: [&[Lane]; R] = array::from_fn(|r| &self.q[(row + r) * self.q_lanes..][..self.q_lanes]);
-        let mut weights = [[f32::NEG_INFINITY; CHUNK]; R];
-        let mut j = 0;
-        while j + K <= n {
-            let (keys, values) = (array::from_fn(|k| keys[j + k]), array::from_fn(|k| values[j + k]));
-            scores::<I, E, R, K>(isa, q, keys, values, self.scale, &mut weights, j);
-            j += K;
-        }
-        while j < n {
-            scores::<I, E, R, 1>(isa, q, [keys[j]], [values[j]], self.scale, &mut weights, j);
-            j += 1;
-        }
-        let mut alpha = [0.0; R];
-        for r in 0..R {
-            alpha[r] = soften(isa, &mut weights[r], &mut self.max[row + r], &mut self.sum[row + r]);
-        }
-        let acc = &mut self.acc[row * self.acc_lanes..][..R * self.acc_lanes];
-        let full = values.first().map_or(0, |value| value.len() / LANES);
-        let mut lane = 0;
-        while lane + D <= full {
-            let part = weigh::<I, E, R, D>(isa, &weights, values, lane, ahead);
-            join(isa, part, lane, alpha, acc, self.acc_lanes);
-            lane += D;
-        }
-        while lane < self.acc_lanes {
-            let part = weigh_narrow::<I, E, R>(isa, &weights, values, lane);
-            join(isa, part, lane, alpha, acc, self.acc_lanes);
-            lane += 1;
-        }
+    pub(super) fn begin(&mut self) {
+        self.span = [Softmax::EMPTY; ROWS];
+        self.span_acc[..self.rows * self.stride].fill(0.0);
     }
 
-    /// Divides the weighted sum by the sum of the weights.
+    /// Joins the span to what is before it.
     #[inline(always)]
-    pub(super) fn finish(&self, row: usize, out: &mut [f32]) {
-        let acc = &self.acc[row * self.acc_lanes..][..self.acc_lanes];
-        for (out, acc) in out.chunks_mut(LANES).zip(acc) {
-            for (out, acc) in out.iter_mut().zip(acc.0) {
-                *out = acc / self.sum[row];
+    pub(super) fn join<I: Isa>(&mut self, isa: I) {
+        for row in 0..self.rows {
+            let (total, factors) = self.total[row].join(isa, self.span[row]);
+            self.total[row] = total;
+            let [before, here] = factors.map(|factor| isa.splat(factor));
+            let from = isa.vectors(&self.span_acc[row * self.stride..][..self.stride]);
+            let to = isa.vectors_mut(&mut self.total_acc[row * self.stride..][..self.stride]);
+            for (to, from) in to.iter_mut().zip(from) {
+                let sum = isa.fma(isa.load(to), before, isa.mul(isa.load(from), here));
+                isa.store(sum, to);
             }
         }
     }
-}
 
-/// Scaled scores of R queries with K keys, into columns `at .. at + K` of `to`. The values of the same positions are
-/// asked for on the way.
-#[inline(always)]
-fn scores<I: Isa, E: Stored, const R: usize, const K: usize>(
-    isa: I,
-    q: [&[Lane]; R],
-    keys: [&[E]; K],
-    values: [&[E]; K],
-    scale: f32,
-    to: &mut [[f32; CHUNK]; R],
-    at: usize,
-) {
-    let rows = keys.map(lanes);
-    let steps = rows[0].0.len();
-    let full: [&[[E; LANES]]; K] = rows.map(|(full, _)| &full[..steps]);
-    let q_full: [&[Lane]; R] = q.map(|q| &q[..steps]);
-    let mut acc = [[isa.splat(0.0); K]; R];
-    for step in 0..steps {
-        if step * LANES * size_of::<E>() % LINE_BYTES == 0 {
-            for value in values {
-                if let Some(elem) = value.get(step * LANES) {
-                    isa.prefetch(elem);
-                }
-            }
-        }
-        let key: [I::V; K] = array::from_fn(|k| E::load(isa, &full[k][step]));
-        for r in 0..R {
-            let query = isa.load(&q_full[r][step].0);
-            for k in 0..K {
-                acc[r][k] = isa.fma(query, key[k], acc[r][k]);
-            }
-        }
+    /// Writes the span's state of a row: `v_dim` sums, the maximum, the sum of the weights.
+    #[inline(always)]
+    pub(super) fn leave(&self, row: usize, to: &mut [f32]) {
+        to[..self.v_dim].copy_from_slice(&self.span_acc[row * self.stride..][..self.v_dim]);
+        to[self.v_dim] = self.span[row].max;
+        to[self.v_dim + 1] = self.span[row].sum;
     }
-    if q[0].len() > steps {
-        let key: [I::V; K] = array::from_fn(|k| E::load(isa, &padded(rows[k].1)));
-        for r in 0..R {
-            let query = isa.load(&q[r][steps].0);
-            for k in 0..K {
-                acc[r][k] = isa.fma(query, key[k], acc[r][k]);
-            }
-        }
-    }
-    let mut first = 0;
-    while first < R * K {
-        let sums = isa.sums(array::from_fn(|i| {
-            let index = first + i;
-            if index < R * K { acc[index / K][index % K] } else { isa.splat(0.0) }
-        }));
-        for (i, sum) in sums.into_iter().enumerate() {
-            let index = first + i;
-            if index < R * K {
-                to[index / K][at + index % K] = sum * scale;
-            }
-        }
-        first += 4;
-    }
-}
 
-/// Turns a chunk of scores into weights relative to the new maximum, adds them to `sum`, and returns the factor that
-/// takes older sums to the new maximum. Scores of −∞, where the row sees nothing, weigh 0.
-#[inline(always)]
-fn soften<I: Isa>(isa: I, scores: &mut [f32; CHUNK], max: &mut f32, sum: &mut f32) -> f32 {
-    let mut tops = [*max; LANES];
-    for scores in scores.chunks_exact(LANES) {
-        for (top, &score) in tops.iter_mut().zip(scores) {
-            // NaN is never greater: it stays out of the maximum and makes the weights NaN below, as it should.
-            *top = if score > *top { score } else { *top };
-        }
+    /// Takes over a span's state of a row that was [left](Self::leave).
+    #[inline(always)]
+    pub(super) fn take(&mut self, row: usize, from: &[f32]) {
+        let acc = &mut self.span_acc[row * self.stride..][..self.stride];
+        acc[..self.v_dim].copy_from_slice(&from[..self.v_dim]);
+        acc[self.v_dim..].fill(0.0);
+        self.span[row] = Softmax { max: from[self.v_dim], sum: from[self.v_dim + 1] };
     }
-    let top = tops.into_iter().fold(*max, |top, score| if score > top { score } else { top });
-    let mut sums = [0.0_f32; LANES];
-    for scores in scores.chunks_exact_mut(LANES) {
-        for (sum, score) in sums.iter_mut().zip(scores) {
-            *score = exp2(isa, *score - top);
-            *sum += *score;
-        }
-    }
-    let [a, b, c, d, e, f, g, h] = sums;
-    let alpha = exp2(isa, *max - top);
-    *sum = isa.fma1(*sum, alpha, ((a + b) + (c + d)) + ((e + f) + (g + h)));
-    *max = top;
-    alpha
-}
 
-/// The weighted sum of the vectors `lane .. lane + D` of V, all of them full, for R rows.
-#[inline(always)]
-fn weigh<I: Isa, E: Stored, const R: usize, const D: usize>(
-    isa: I,
-    weights: &[[f32; CHUNK]; R],
-    values: &[&[E]],
-    lane: usize,
-    ahead: &[&[E]],
-) -> [[I::V; D]; R] {
-    let mut part = [[isa.splat(0.0); D]; R];
-    // Bytes of a row that a pass over the chunk reads, and passes that share a cache line.
-    let width = D * LANES * size_of::<E>();
-    let passes = (LINE_BYTES / width).max(1);
-    for (j, value) in values.iter().enumerate().take(CHUNK) {
-        // As many lines of the rows ahead as this pass reads of V, evenly: memory takes them one by one, and a burst
-        // stops the processor.
-        if let Some(row) = ahead.get(j).filter(|_| j % passes == lane / D % passes) {
-            let line = lane * LANES * size_of::<E>() / LINE_BYTES;
-            for line in line..line + (width / LINE_BYTES).max(1) {
-                if let Some(elem) = row.get(line * (LINE_BYTES / size_of::<E>())) {
-                    isa.prefetch(elem);
-                }
-            }
+    /// Divides the weighted sum by the sum of the weights, into `out`; zeros where nothing was seen. Returns the
+    /// natural logarithm of the sum of e^score, −∞ where nothing was seen.
+    #[inline(always)]
+    pub(super) fn finish<I: Isa>(&self, isa: I, row: usize, sink: Option<f32>, out: &mut [f32]) -> f32 {
+        let seen = self.total[row];
+        // A sink is a key of which only the weight counts: that of its own maximum is 1.
+        let sink = sink.map(|sink| Softmax { max: sink * core::f32::consts::LOG2_E, sum: 1.0 });
+        let (all, [factor, _]) = sink.map_or((seen, [1.0; 2]), |sink| seen.join(isa, sink));
+        let acc = &self.total_acc[row * self.stride..][..self.v_dim];
+        for (out, acc) in out.iter_mut().zip(acc) {
+            *out = if seen.sum == 0.0 { 0.0 } else { acc * factor / all.sum };
         }
-        let full = &lanes(value).0[lane..][..D];
-        let value: [I::V; D] = array::from_fn(|d| E::load(isa, &full[d]));
-        for r in 0..R {
-            let weight = isa.splat(weights[r][j]);
-            for d in 0..D {
-                part[r][d] = isa.fma(weight, value[d], part[r][d]);
-            }
-        }
+        if all.sum == 0.0 { f32::NEG_INFINITY } else { (all.max + all.sum.log2()) * core::f32::consts::LN_2 }
     }
-    part
-}
-
-/// The weighted sum of one vector of V, which may be the last and partial one.
-#[inline(always)]
-fn weigh_narrow<I: Isa, E: Stored, const R: usize>(
-    isa: I,
-    weights: &[[f32; CHUNK]; R],
-    values: &[&[E]],
-    lane: usize,
-) -> [[I::V; 1]; R] {
-    let mut part = [[isa.splat(0.0)]; R];
-    for (j, value) in values.iter().enumerate().take(CHUNK) {
-        let value = E::load(isa, &padded(&value[lane * LANES..]));
-        for r in 0..R {
-            part[r][0] = isa.fma(isa.splat(weights[r][j]), value, part[r][0]);
-        }
-    }
-    part
-}
-
-/// Joins the sums of a chunk to the running sums of the vectors `lane .. lane + D`.
-#[inline(always)]
-fn join<I: Isa, const R: usize, const D: usize>(
-    isa: I,
-    part: [[I::V; D]; R],
-    lane: usize,
-    alpha: [f32; R],
-    acc: &mut [Lane],
-    acc_lanes: usize,
-) {
-    for r in 0..R {
-        let alpha = isa.splat(alpha[r]);
-        for d in 0..D {
-            let acc = &mut acc[r * acc_lanes + lane + d].0;
-            let sum = isa.fma(isa.load(acc), alpha, part[r][d]);
-            isa.store(sum, acc);
-        }
-    }
-}
-
-/// The first eight elements of what is left of a row, with zeros where it ends.
-#[inline(always)]
-fn padded<E: Stored>(rest: &[E]) -> [E; LANES] {
-    let mut full = [E::ZERO; LANES];
-    for (full, &elem) in full.iter_mut().zip(rest) {
-        *full = elem;
-    }
-    full
 }

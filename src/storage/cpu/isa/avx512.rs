@@ -1,0 +1,193 @@
+//! AVX-512 (F, BW, DQ, VL): x86-64 server processors since 2017, and Zen 4.
+#![allow(unsafe_code)]
+
+use core::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::{Isa, Work};
+use crate::storage::cpu::element::Stored;
+
+const LANES: usize = 16;
+
+/// Proof that the machine has AVX-512 F, BW, DQ and VL beside AVX2, FMA and F16C: only [`detect`](Self::detect) makes
+/// it, as the field is private.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Avx512(());
+
+impl Avx512 {
+    pub(super) fn detect() -> Option<Self> {
+        let has = std::arch::is_x86_feature_detected!("avx512f")
+            && std::arch::is_x86_feature_detected!("avx512bw")
+            && std::arch::is_x86_feature_detected!("avx512dq")
+            && std::arch::is_x86_feature_detected!("avx512vl")
+            && std::arch::is_x86_feature_detected!("avx2")
+            && std::arch::is_x86_feature_detected!("fma")
+            && std::arch::is_x86_feature_detected!("f16c");
+        has.then_some(Self(()))
+    }
+}
+
+/// An intrinsic that needs AVX-512 or less and has no other precondition.
+macro_rules! op {
+    ($call:expr) => {
+        // SAFETY: the only precondition is that the machine has the instruction. This is expanded in methods of
+        // `Avx512` and in `sums16`, which they alone call; a value of that type exists only where `detect` found all
+        // that `enter` enables.
+        unsafe { $call }
+    };
+}
+
+impl Isa for Avx512 {
+    type V = __m512;
+    type Lanes<E: Stored> = [E; LANES];
+    const LANES: usize = LANES;
+    const ACCUMULATORS: usize = 16;
+    const FMA: bool = true;
+
+    #[inline]
+    fn enter<W: Work>(self, work: W) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        unsafe fn inner<W: Work>(token: Avx512, work: W) {
+            work.run(token);
+        }
+        op!(inner(self, work));
+    }
+
+    #[inline(always)]
+    fn padded<E: Stored>(self, rest: &[E]) -> [E; LANES] {
+        super::padded(rest)
+    }
+
+    #[inline(always)]
+    fn vectors<E: Stored>(self, row: &[E]) -> &[[E; LANES]] {
+        row.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn vectors_mut<E: Stored>(self, row: &mut [E]) -> &mut [[E; LANES]] {
+        row.as_chunks_mut().0
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        op!(_mm512_set1_ps(x))
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> __m512 {
+        // SAFETY: `x` is 64 readable bytes; the unaligned load asks for no more. The instruction: see `op`.
+        unsafe { _mm512_loadu_ps(x.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, x: &[f16; LANES]) -> __m512 {
+        // SAFETY: `x` is 32 readable bytes (`f16` is a transparent `u16`); the unaligned load asks for no more.
+        let bits = unsafe { _mm256_loadu_si256(x.as_ptr().cast()) };
+        op!(_mm512_cvtph_ps(bits))
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, x: &[bf16; LANES]) -> __m512 {
+        // SAFETY: `x` is 32 readable bytes (`bf16` is a transparent `u16`); the unaligned load asks for no more.
+        let bits = unsafe { _mm256_loadu_si256(x.as_ptr().cast()) };
+        let wide = op!(_mm512_cvtepu16_epi32(bits));
+        let wide = op!(_mm512_slli_epi32::<16>(wide));
+        op!(_mm512_castsi512_ps(wide))
+    }
+
+    #[inline(always)]
+    fn store(self, x: __m512, to: &mut [f32; LANES]) {
+        // SAFETY: `to` is 64 writable bytes; the unaligned store asks for no more. The instruction: see `op`.
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        op!(_mm512_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        op!(_mm512_sub_ps(a, b))
+    }
+
+    // The instruction gives its second operand where either is NaN.
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        op!(_mm512_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn unless_less(self, x: Self::V, a: Self::V, b: Self::V) -> Self::V {
+        let keep = op!(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(a, b));
+        op!(_mm512_maskz_mov_ps(keep, x))
+    }
+
+    #[inline(always)]
+    fn power_of_two(self, n: Self::V) -> Self::V {
+        let exponent = op!(_mm512_add_epi32(_mm512_castps_si512(n), _mm512_set1_epi32(127)));
+        op!(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent)))
+    }
+
+    #[inline(always)]
+    fn top(self, x: Self::V) -> f32 {
+        op!(_mm512_reduce_max_ps(x))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        op!(_mm512_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn sums<const N: usize>(self, x: [__m512; N]) -> [f32; N] {
+        let mut out = [0.0; N];
+        for (first, out) in (0..N).step_by(LANES).zip(out.chunks_mut(LANES)) {
+            let sums = sums16(core::array::from_fn(|i| if first + i < N { x[first + i] } else { self.splat(0.0) }));
+            let mut all = [0.0; LANES];
+            self.store(sums, &mut all);
+            out.copy_from_slice(&all[..out.len()]);
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, at: *const T) {
+        // SAFETY: a prefetch never faults, whatever the address; SSE is part of x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+}
+
+/// The sums of sixteen vectors as one vector. Lanes a quarter apart are added first, then neighbours: for each vector
+/// `((x0 + x1) + (x2 + x3)) + …`, each xi the sum of its lanes i, i + 4, i + 8 and i + 12.
+///
+/// It is a transposition by halves, with an addition wherever two vectors meet: 15 additions instead of 16 × 4.
+#[inline(always)]
+fn sums16(x: [__m512; LANES]) -> __m512 {
+    let mut quads = [x[0]; 4];
+    for (i, quad) in quads.iter_mut().enumerate() {
+        let [a, b, c, d] = [x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]];
+        // Within each of the four 128-bit parts: lanes [a0 b0 a1 b1] + [a2 b2 a3 b3] = [a0+a2 b0+b2 a1+a3 b1+b3].
+        let ab = op!(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+        let cd = op!(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+        let [ab, cd] = [ab, cd].map(|v| op!(_mm512_castps_pd(v)));
+        // [a02 b02 c02 d02] + [a13 b13 c13 d13]: per part the sums of its four lanes, of a, b, c and d.
+        let low = op!(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)));
+        let high = op!(_mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+        *quad = op!(_mm512_add_ps(low, high));
+    }
+    // Parts 0 and 2 of two vectors plus their parts 1 and 3; twice.
+    let fold = |p: __m512, q: __m512| {
+        let even = op!(_mm512_shuffle_f32x4::<0x88>(p, q));
+        let odd = op!(_mm512_shuffle_f32x4::<0xdd>(p, q));
+        op!(_mm512_add_ps(even, odd))
+    };
+    let (low, high) = (fold(quads[0], quads[1]), fold(quads[2], quads[3]));
+    fold(low, high)
+}
