@@ -55,8 +55,8 @@ pub(super) const SPAN: usize = 4 * CHUNK;
 /// cache together with a chunk of K and V.
 pub(super) const ROWS: usize = 64;
 
-/// From this many rows on, a chunk of 16-bit K and V is widened once instead of once per four rows.
-const WIDEN_ROWS: usize = 9;
+/// From this many rows on, a chunk of 16-bit K and V is widened once instead of once per eight rows.
+const WIDEN_ROWS: usize = 24;
 
 /// One tile of queries over some KV heads.
 pub(super) struct Tile<'a, E> {

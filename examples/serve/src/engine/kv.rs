@@ -20,7 +20,7 @@ pub struct Kv {
     num_heads: usize,
     num_kv_heads: usize,
     head_dim: usize,
-    params: AttendParams,
+    params: AttendParams<'static>,
     /// Kept for their memory.
     tokens: Vec<u32>,
     positions: Vec<u32>,
@@ -139,7 +139,7 @@ struct Paged<'a> {
     storage: &'a mut CpuStorage,
     query: [usize; 3],
     key: [usize; 3],
-    params: AttendParams,
+    params: AttendParams<'static>,
 }
 
 impl LayerAttention for Paged<'_> {

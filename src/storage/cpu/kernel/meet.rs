@@ -16,23 +16,29 @@ use crate::storage::cpu::isa::{Isa, Work};
 use crate::storage::cpu::rows::View;
 
 /// Rows of K and V, one per position.
+#[derive(Clone, Copy)]
 pub(super) struct Chunk<'s, 'a, E> {
     pub(super) keys: View<'s, 'a, E>,
     pub(super) values: View<'s, 'a, E>,
-    /// K of the chunk after this one, to be asked for in time; empty where it is at hand.
+    /// V to be asked for while keys are read; empty where it is at hand.
+    pub(super) coming: View<'s, 'a, E>,
+    /// K of what is read after this chunk, to be asked for in time; empty where it is at hand.
     pub(super) ahead: View<'s, 'a, E>,
 }
 
 impl<E> Chunk<'_, '_, E> {
-    /// Some positions of it. What comes next is asked for by the first who walks over a chunk.
+    /// Some positions of it, for some of so many rows. V is asked for by the first of them; what comes after by each in
+    /// its turn.
     #[inline(always)]
-    pub(super) fn slice(&self, positions: Range<usize>, first: bool) -> Self {
-        let (keys, values) = (self.keys.slice(positions.clone()), self.values.slice(positions));
-        Self { keys, values, ahead: if first { self.ahead } else { self.ahead.slice(0..0) } }
+    pub(super) fn slice(&self, positions: Range<usize>, rows: Range<usize>, of: usize) -> Self {
+        let share = |row: usize| self.ahead.len() * row / of;
+        let coming = if rows.start == 0 { self.coming } else { self.coming.slice(0..0) };
+        let ahead = self.ahead.slice(share(rows.start)..share(rows.end));
+        Self { keys: self.keys.slice(positions.clone()), values: self.values.slice(positions), coming, ahead }
     }
 }
 
-/// A chunk, or what is left of it, meets 4, 2 or 1 rows that see all of it.
+/// A chunk, or what is left of it, meets 8 (where there are 16 accumulators), 4, 2 or 1 rows that see all of it.
 ///
 /// Work of its own, entered from within other work: so it is compiled once per instruction set and element type, and
 /// not once for every place that needs it.
@@ -45,7 +51,7 @@ pub(super) struct Meet<'m, 't, 's, 'a, E> {
     pub(super) chunk: Chunk<'s, 'a, E>,
     pub(super) rules: &'m Rules<'m>,
     /// Slope and position of every row.
-    pub(super) biases: [Option<(f32, usize)>; 4],
+    pub(super) biases: [Option<(f32, usize)>; 8],
     /// Positions of the keys.
     pub(super) at: Positions<'m>,
 }
@@ -55,6 +61,7 @@ impl<E: Stored> Work for Meet<'_, '_, '_, '_, E> {
     fn run<I: Isa>(self, isa: I) {
         // Rows, keys at a time, their product, vectors of V at a time: as many accumulators as there are registers for.
         match (I::ACCUMULATORS, self.rows) {
+            (16, 8) => self.group::<I, 8, 2, 16, 2>(isa),
             (16, 4) => self.group::<I, 4, 4, 16, 4>(isa),
             (16, 2) => self.group::<I, 2, 8, 16, 4>(isa),
             (16, _) => self.group::<I, 1, 16, 16, 4>(isa),
@@ -70,11 +77,12 @@ impl<E: Stored> Meet<'_, '_, '_, '_, E> {
     /// registers.
     #[inline(always)]
     fn group<I: Isa, const R: usize, const K: usize, const N: usize, const D: usize>(self, isa: I) {
-        let Self { state, row, chunk: Chunk { keys, values, ahead }, rules, biases, at, .. } = self;
+        let Self { state, row, chunk, rules, biases, at, .. } = self;
+        let Chunk { keys, values, ahead, .. } = chunk;
         let n = keys.len();
         let q: [&[f32]; R] = array::from_fn(|r| state.queries.view().get(row + r));
         let mut weights = [[0.0; CHUNK]; R];
-        let mut coming = Coming::new(values);
+        let mut coming = Coming::new(chunk.coming);
         let mut j = 0;
         while j + K <= n {
             scores::<I, E, R, K, N>(isa, q, keys, &mut coming, j, &mut weights);

@@ -86,12 +86,15 @@ impl<E: Stored> Pass<'_, E> {
                 }
                 let keys_here = keys.view();
                 if as_stored {
-                    let chunk = Chunk { keys: keys_here, values: values.view(), ahead: ahead.view() };
+                    let (values, ahead) = (values.view(), ahead.view());
+                    let chunk = Chunk { keys: keys_here, values, coming: values, ahead };
                     self.chunk(isa, state, head, chunk, from);
                 } else {
                     // Widening is exact, so that the bits are those of above.
-                    let (keys, values) = (widen(keys_here, wide_k), widen(values.view(), wide_v));
-                    let chunk = Chunk { keys: keys.view(), values: values.view(), ahead: keys.view().slice(0..0) };
+                    let (keys, values) = (widen(isa, keys_here, wide_k), widen(isa, values.view(), wide_v));
+                    let (keys, values) = (keys.view(), values.view());
+                    let none = keys.slice(0..0);
+                    let chunk = Chunk { keys, values, coming: none, ahead: none };
                     self.chunk(isa, state, head, chunk, from);
                 }
                 core::mem::swap(&mut keys, &mut ahead);
@@ -123,8 +126,8 @@ impl<E: Stored> Pass<'_, E> {
             let here = seen(row);
             // Both ends grow with the row: where those of two are the same, so are those between.
             let alike = |count| row + count <= self.rows && seen(row + count - 1) == here;
-            let count = [4, 2].into_iter().find(|&count| alike(count)).unwrap_or(1);
-            let part = chunk.slice(here.start - from..here.end - from, row == 0);
+            let count = together::<I, W>(alike);
+            let part = chunk.slice(here.start - from..here.end - from, row..row + count, self.rows);
             self.some(isa, state, head, row..row + count, part, Positions::From(here.start));
             row += count;
         }
@@ -160,15 +163,15 @@ impl<E: Stored> Pass<'_, E> {
             let (keys, values) = (chunk.keys.pick(which(), &mut keys), chunk.values.pick(which(), &mut values));
             while row < self.rows && self.token(row) == token {
                 let alike = |count| row + count <= self.rows && self.token(row + count - 1) == token;
-                let count = [4, 2].into_iter().find(|&count| alike(count)).unwrap_or(1);
-                let part = Chunk { keys, values, ahead: chunk.ahead }.slice(0..keys.len(), row == 0);
+                let count = together::<I, W>(alike);
+                let part = Chunk { keys, values, ..chunk }.slice(0..keys.len(), row..row + count, self.rows);
                 self.some(isa, state, head, row..row + count, part, Positions::At(&at[..count_seen]));
                 row += count;
             }
         }
     }
 
-    /// A chunk, or what is left of it, for `count` rows: 4, 2 or 1. `at` are the positions of its keys.
+    /// A chunk, or what is left of it, for some rows, as many as [`together`] said. `at` are the positions of its keys.
     #[inline(always)]
     fn some<I: Isa, W: Stored>(
         &self,
@@ -206,6 +209,17 @@ impl<E: Stored> Pass<'_, E> {
     }
 }
 
+/// How many of the next rows to take together, given whether the next 8, 4 or 2 see the same.
+#[inline(always)]
+fn together<I: Isa, W: Stored>(alike: impl Fn(usize) -> bool) -> usize {
+    // Eight save a conversion of K and V, and cost loads of queries.
+    if I::ACCUMULATORS == 16 && !W::WIDE && alike(8) {
+        8
+    } else {
+        [4, 2].into_iter().find(|&count| alike(count)).unwrap_or(1)
+    }
+}
+
 /// Whether a query token of the step sees query token `number` of its row.
 fn bit(mask: QueryMask<'_>, token: usize, number: usize) -> bool {
     mask.words[token * ix(mask.words_per_token) + number / 64] >> (number % 64) & 1 == 1
@@ -213,10 +227,16 @@ fn bit(mask: QueryMask<'_>, token: usize, number: usize) -> bool {
 
 /// Widens rows into `scratch`, one after the other.
 #[inline(always)]
-fn widen<'s, E: Stored>(from: View<'_, '_, E>, scratch: &'s mut [f32]) -> Rows<'s, f32> {
+fn widen<'s, I: Isa, E: Stored>(isa: I, from: View<'_, '_, E>, scratch: &'s mut [f32]) -> Rows<'s, f32> {
     let stride = from.dim().next_multiple_of(LINE);
     for (row, wide) in scratch.chunks_exact_mut(stride).take(from.len()).enumerate() {
-        E::widen(from.get(row), &mut wide[..from.dim()]);
+        let row = from.get(row);
+        let full = isa.vectors(row);
+        for (wide, elems) in isa.vectors_mut(wide).iter_mut().zip(full) {
+            isa.store(E::load(isa, elems), wide);
+        }
+        let done = full.len() * I::LANES;
+        E::widen(&row[done..], &mut wide[done..row.len()]);
     }
     let mut rows = Rows::new(from.dim());
     rows.add(scratch, stride, from.len());
