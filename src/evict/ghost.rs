@@ -1,8 +1,9 @@
 //! A bounded memory of content that was evicted.
 //!
-//! Floor 1. Four bytes an entry: a tag of the content's key above, and below it what the policy wants to know again. Half
-//! a cache line is touched per call. A wrong answer (two contents with one tag in one line) costs a little hit rate, and
-//! nothing else.
+//! Floor 1. Four bytes an entry: a tag of the content's key above, and below it what the policy wants to know again. Where
+//! that leaves few bits for the tag, four more are beside the line, and are looked at only where the others are equal: half
+//! a cache line is touched by nearly all lookups. A wrong answer (two contents with one tag in one line) costs a little hit
+//! rate, and nothing else.
 //!
 //! A line is a queue of eight, the newest in front. A table with one place per key would do much worse: it forgets at
 //! random, and one block forgotten in the middle of a chain is as good as all behind it.
@@ -60,22 +61,32 @@ const fn high(word: u64) -> u32 {
     (word >> 32) as u32
 }
 
-/// The memory, with `PAYLOAD` bits of payload an entry.
+/// The memory, with `PAYLOAD` bits of payload an entry. Its tags have the rest of 32 bits, and four more where they are
+/// `LONG`.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ghost<const PAYLOAD: u32> {
+pub(super) struct Ghost<const PAYLOAD: u32, const LONG: bool> {
     lines: Vec<[u32; WAYS]>,
+    /// The ends of long tags, by line: four bits a way, the first way's lowest.
+    ends: Vec<u32>,
 }
 
-impl<const PAYLOAD: u32> Ghost<PAYLOAD> {
+impl<const PAYLOAD: u32, const LONG: bool> Ghost<PAYLOAD, LONG> {
+    /// Bytes a line.
+    const LINE: usize = size_of::<[u32; WAYS]>() + if LONG { size_of::<u32>() } else { 0 };
+
     pub(super) const fn new() -> Self {
-        Self { lines: Vec::new() }
+        Self { lines: Vec::new(), ends: Vec::new() }
     }
 
-    /// Room for `per_block` entries per block, rounded down to whole lines, but for one.
-    pub(super) fn start(&mut self, num_blocks: u32, per_block: usize) -> Result<(), ConfigError> {
-        let lines = (ix(num_blocks).saturating_mul(per_block) / WAYS).max(1);
+    /// As many whole lines as so many bytes per block have room for, but for one at least.
+    pub(super) fn start(&mut self, num_blocks: u32, bytes: usize) -> Result<(), ConfigError> {
+        let lines = (ix(num_blocks).saturating_mul(bytes) / Self::LINE).max(1);
         self.lines.try_reserve_exact(lines).map_err(|_| ConfigError::OutOfMemory { num_blocks })?;
         self.lines.resize(lines, [0; WAYS]);
+        if LONG {
+            self.ends.try_reserve_exact(lines).map_err(|_| ConfigError::OutOfMemory { num_blocks })?;
+            self.ends.resize(lines, 0);
+        }
         Ok(())
     }
 
@@ -93,14 +104,15 @@ impl<const PAYLOAD: u32> Ghost<PAYLOAD> {
         }
     }
 
-    /// The line of a key, and its tag in place. A tag is never zero, so that zero is no entry.
+    /// The line of a key, its tag in place, and the end of that where it is long. A tag is never zero, so that zero is no
+    /// entry.
     #[inline]
-    fn place(&self, key: u32) -> (usize, u32) {
+    fn place(&self, key: u32) -> (usize, u32, u32) {
         let hash = u64::from(key).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let lines = self.lines.len() as u64;
         let line = high(u64::from(high(hash)).wrapping_mul(lines));
-        let tag = high(hash << 32) >> PAYLOAD;
-        (ix(line), tag.max(1) << PAYLOAD)
+        let low = high(hash << 32);
+        (ix(line), (low >> PAYLOAD).max(1) << PAYLOAD, low << (32 - PAYLOAD) >> 28)
     }
 
     /// What is remembered of this content, and forgets it.
@@ -109,14 +121,16 @@ impl<const PAYLOAD: u32> Ghost<PAYLOAD> {
         if self.lines.is_empty() {
             return None;
         }
-        let (line, tag) = self.place(key);
+        let (at, tag, end) = self.place(key);
         let mask = (1 << PAYLOAD) - 1;
-        let line = &mut self.lines[line];
+        let line = &mut self.lines[at];
         // Most lookups find nothing: that is one comparison of the whole line.
         if !line.iter().fold(false, |found, entry| found | (entry & !mask == tag)) {
             return None;
         }
-        let way = line.iter().position(|entry| entry & !mask == tag)?;
+        let ends = if LONG { self.ends[at] } else { 0 };
+        let ends_so = |way: u32| !LONG || ends >> (4 * way) & 15 == end;
+        let way = (0..).zip(line.iter()).position(|(way, entry)| entry & !mask == tag && ends_so(way))?;
         Some(core::mem::take(&mut line[way]) & mask)
     }
 
@@ -126,11 +140,16 @@ impl<const PAYLOAD: u32> Ghost<PAYLOAD> {
         if self.lines.is_empty() {
             return;
         }
-        let (line, tag) = self.place(key);
-        let line = &mut self.lines[line];
+        let (at, tag, end) = self.place(key);
+        let line = &mut self.lines[at];
         let hole = line.iter().position(|entry| *entry == 0).unwrap_or(WAYS - 1);
         line.copy_within(..hole, 1);
         line[0] = tag | payload;
+        if LONG {
+            let behind = u32::MAX << (4 * hole) << 4;
+            let ends = &mut self.ends[at];
+            *ends = *ends & behind | (*ends << 4 | end) & !behind;
+        }
     }
 }
 
@@ -141,8 +160,8 @@ mod tests {
 
     #[test]
     fn a_full_line_forgets_its_oldest_and_taking_forgets_too() {
-        let mut ghost = Ghost::<8>::new();
-        ghost.start(8, 1).unwrap();
+        let mut ghost = Ghost::<8, true>::new();
+        ghost.start(8, 4).unwrap();
         // One line, so that all keys share it.
         let keys: Vec<u32> = (0..9).map(|token| key_of(None, &[token])).collect();
         for (at, &key) in keys.iter().enumerate() {
@@ -158,8 +177,8 @@ mod tests {
 
     #[test]
     fn content_that_was_evicted_several_times_is_found_as_often_the_newest_first() {
-        let mut ghost = Ghost::<8>::new();
-        ghost.start(8, 1).unwrap();
+        let mut ghost = Ghost::<8, false>::new();
+        ghost.start(8, 4).unwrap();
         let key = key_of(None, &[1]);
         // At the end the whole line is of this content.
         for times in 1..=8 {
@@ -171,13 +190,18 @@ mod tests {
 
     #[test]
     fn a_memory_has_room_for_whole_lines_and_one_at_least() {
-        // (blocks, entries per block): 9 × 2 are two lines of 8 and two entries that make none.
-        for (num_blocks, per_block, lines) in [(1, 1, 1), (8, 1, 1), (9, 2, 2), (24, 1, 3), (7, 8, 7)] {
-            let mut ghost = Ghost::<8>::new();
+        fn check<const LONG: bool>(num_blocks: u32, bytes: usize, lines: usize) {
+            let mut ghost = Ghost::<8, LONG>::new();
             assert_eq!((ghost.num_lines(), ghost.take(1)), (0, None));
             ghost.put(1, 0);
-            ghost.start(num_blocks, per_block).unwrap();
+            ghost.start(num_blocks, bytes).unwrap();
             assert_eq!(ghost.num_lines(), lines);
+        }
+        // (blocks, bytes per block): 9 × 8 are two lines of 32 bytes and two entries that make none, or two of 36.
+        for (num_blocks, bytes, short, long) in [(1, 4, 1, 1), (8, 4, 1, 1), (9, 8, 2, 2), (24, 4, 3, 2), (7, 36, 7, 7)]
+        {
+            check::<false>(num_blocks, bytes, short);
+            check::<true>(num_blocks, bytes, long);
         }
     }
 
@@ -186,8 +210,8 @@ mod tests {
         // 128 lines and 512 keys: four a line, and where these spread like chance, a line has to forget 0.033 keys of
         // them, so four keys are lost in all. Another key is found once in 2^24 entries that it meets, and here 100,000
         // keys meet four each.
-        let mut ghost = Ghost::<8>::new();
-        ghost.start(1_024, 1).unwrap();
+        let mut ghost = Ghost::<8, false>::new();
+        ghost.start(1_024, 4).unwrap();
         let keys = |tokens: core::ops::Range<u32>| tokens.map(|token| key_of(None, &[token]));
         for (key, at) in keys(0..512).zip(0..) {
             ghost.put(key, at % 256);
@@ -199,9 +223,38 @@ mod tests {
     }
 
     #[test]
+    fn long_tags_tell_apart_what_differs_in_their_ends_alone_wherever_it_moves_in_its_line() {
+        // Of one line: it, and the low half of the hash, are all that places a key.
+        let mut ghost = Ghost::<19, true>::new();
+        ghost.start(1, 36).unwrap();
+        // What undoes the multiplication, modulo 2^32.
+        let factor = 0x7F4A_7C15_u32;
+        let inverse =
+            (0..5).fold(factor, |inverse, _| inverse.wrapping_mul(2_u32.wrapping_sub(factor.wrapping_mul(inverse))));
+        let key = |end: u32| (0x1234 << 19 | end << 15 | 77).wrapping_mul(inverse);
+        let mut model = [None; WAYS];
+        let mut random = 1_u32;
+        for payload in 0..10_000 {
+            random = random.wrapping_mul(0x915F_77F5).wrapping_add(1);
+            let end = random >> 28;
+            assert_eq!(ghost.place(key(end)), (0, 0x1234 << 19, end));
+            if random >> 20 & 1 == 0 {
+                ghost.put(key(end), payload);
+                let hole = model.iter().position(Option::is_none).unwrap_or(WAYS - 1);
+                model[..=hole].rotate_right(1);
+                model[0] = Some((end, payload));
+            } else {
+                let way = model.iter().position(|entry| entry.is_some_and(|(other, _)| other == end));
+                let expected = way.and_then(|way| model[way].take()).map(|(_, payload)| payload);
+                assert_eq!(ghost.take(key(end)), expected);
+            }
+        }
+    }
+
+    #[test]
     fn a_sweep_forgets_what_is_not_kept_in_one_line() {
-        let mut ghost = Ghost::<8>::new();
-        ghost.start(16, 1).unwrap();
+        let mut ghost = Ghost::<8, false>::new();
+        ghost.start(16, 4).unwrap();
         let mut keys: [Vec<u32>; 2] = Default::default();
         for key in (0..200).map(|token| key_of(None, &[token])) {
             let line = &mut keys[ghost.place(key).0];

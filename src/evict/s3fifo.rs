@@ -38,7 +38,7 @@ pub struct S3Fifo {
     /// The generation at the front, modulo the ring.
     front: u8,
     small_len: u32,
-    ghost: Ghost<1>,
+    ghost: Ghost<1, false>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,7 +66,7 @@ impl Evict for S3Fifo {
         self.blocks.try_reserve_exact(ix(num_blocks)).map_err(|_| ConfigError::OutOfMemory { num_blocks })?;
         self.blocks.resize(ix(num_blocks), Block::default());
         self.small_len = num_blocks / 10;
-        self.ghost.start(num_blocks, 1)
+        self.ghost.start(num_blocks, 4)
     }
 
     #[inline]
