@@ -126,34 +126,33 @@ fn tensors_of_any_element_type_are_taken() {
 #[test]
 fn the_number_of_threads_changes_nothing() {
     let shape = KvShape::new(1, 3, 40, DType::BF16);
-    let mut storage = CpuStorage::new(KvLayout::per_layer(&shape, 64, 16).unwrap()).unwrap();
-    let blocks: Vec<_> = (0..64).rev().map(BlockId::new).collect();
-    let rows = [(0, 300), (150, 1), (0, 1), (100, 70)];
-    let mut tables = blocks.chunks(16);
-    // 300 tokens take 19 blocks, the others at most 11.
-    let mut next = |(start, len)| {
-        let blocks = if len == 300 { &blocks[..19] } else { tables.next_back().unwrap() };
-        TableRow { start, len, blocks }
+    let mut storage = CpuStorage::new(KvLayout::per_layer(&shape, 256, 16).unwrap()).unwrap();
+    let blocks: Vec<_> = (0..256).rev().map(BlockId::new).collect();
+    // Contexts of 2,601 and 3,001 are shared by threads: 11 and 12 spans of 256 for one query.
+    let rows = [(0, 300), (150, 1), (0, 1), (100, 70), (2600, 1), (2999, 2)];
+    let rows = rows.map(|(start, len)| TableRow { start, len, blocks: &blocks });
+    let mut fill = |tokens: usize, step: &Step| {
+        storage.prepare((), step, 6).unwrap();
+        let (k, v) = (numbers(tokens * 120, 1), numbers(tokens * 120, 2));
+        let shape = [tokens, 3, 40];
+        storage.write_kv((), 0, CpuTensor::new(&k, shape), CpuTensor::new(&v, shape)).unwrap();
     };
-    let rows = rows.map(&mut next);
-    let step = Step::from_tables(16, &rows, &[]).unwrap();
-    storage.fill(0.5);
-    storage.prepare((), &step, 4).unwrap();
-    let (k, v, q) = (numbers(372 * 120, 1), numbers(372 * 120, 2), numbers(372 * 600, 3));
-    let shape = [372, 3, 40];
-    storage.write_kv((), 0, CpuTensor::new(&k, shape), CpuTensor::new(&v, shape)).unwrap();
+    let all = TableRow { start: 0, len: 3001, blocks: &blocks };
+    fill(3001, &Step::from_tables(16, &[all], &[]).unwrap());
+    fill(375, &Step::from_tables(16, &rows, &[]).unwrap());
+    let q = numbers(375 * 600, 3);
     let run = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
-            let mut out = alloc::vec![f32::NAN; 372 * 600];
-            let shape = [372, 15, 40];
-            let to = CpuTensorMut::new(&mut out, shape);
+            let (mut out, mut lse) = (alloc::vec![f32::NAN; 375 * 600], alloc::vec![f32::NAN; 375 * 15]);
+            let shape = [375, 15, 40];
+            let to = CpuTensorMut::new(&mut out, shape).with_lse(&mut lse);
             storage.attend((), 0, CpuTensor::new(&q, shape), to, &quarter()).unwrap();
-            out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            out.into_iter().chain(lse).map(f32::to_bits).collect::<Vec<_>>()
         })
     };
     let one = run(1);
-    for threads in [2, 3, 8] {
+    for threads in [2, 3, 8, 40] {
         assert!(run(threads) == one, "{threads} threads");
     }
 }
