@@ -47,7 +47,8 @@ pub use tensor::{CpuTensor, CpuTensorMut};
 /// `rayon`, [`attend`](KvStorage::attend) runs on the threads of the current `rayon` pool.
 ///
 /// # Guarantees
-/// The bits of an output row depend on its query, on its position p, on K and V of the positions 0 ..= p, and on the
+/// The bits of an output row depend on its query, on its position p, on K and V of the positions 0 ..= p (under a mask, of
+/// those that it sees), on the parameters of the call, and on the
 /// instruction set (the best of AVX-512, AVX2 with FMA and F16C, or NEON that the machine has, else what the target
 /// always has). They depend on **nothing else**:
 ///
@@ -154,7 +155,8 @@ impl CpuStorage {
     }
 
     /// Bytes of K and V: those of the layout. Beside them a storage keeps the metadata of a step, and each thread of
-    /// attention some hundred KiB (for heads of usual length).
+    /// attention some hundred KiB (for heads of usual length), and the calling thread up to 64 MiB where a long context is
+    /// shared among threads.
     pub fn bytes(&self) -> u64 {
         self.layout.bytes()
     }

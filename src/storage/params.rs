@@ -3,7 +3,8 @@
 /// Options of one attention call.
 ///
 /// A score is formed in this order: q · k × `scale`, soft cap, `ALiBi`; then the softmax is taken over the keys that the
-/// query sees, with the sink of its head in the sum.
+/// query sees, with the sink of its head in the sum. Scores and sinks are kept times log₂ e = 1.44 in `f32`, so that they
+/// have to stay below 2.3 × 10³⁸.
 ///
 /// # Example
 /// A layer of Gemma 2: a window of 4,096 tokens, scores capped at ±50.
@@ -18,10 +19,10 @@
 pub struct AttendParams<'a> {
     /// What scores are multiplied by before the softmax.
     pub scale: f32,
-    /// Sliding window: keys that a query sees at most, its own included; more than 0. Blocks outside of it are not
-    /// read, so that their table entries may be anything.
+    /// Sliding window: a query at position p sees keys from p − window + 1 on, so at most so many up to its own; more than
+    /// 0. Blocks outside of it are not read, so that their table entries may be any block of the pool.
     pub window: Option<u32>,
-    /// Soft cap c > 0: a score s becomes c × tanh(s / c).
+    /// Soft cap c > 0: a score s becomes c × tanh(s / c). Of usual size: c × 1.44 and `scale` / c are numbers in `f32`.
     pub soft_cap: Option<f32>,
     /// Attention sinks `[q_heads]`: a score per query head that takes part in the softmax without a value. Counted once
     /// per query, in the log-sum-exp too.
@@ -30,7 +31,8 @@ pub struct AttendParams<'a> {
     /// position j.
     pub alibi_slopes: Option<&'a [f32]>,
     /// Which queries of its own row a query sees, instead of those up to its own: trees of speculative tokens, or
-    /// tokens that see each other both ways.
+    /// tokens that see each other both ways. Positions, for windows and slopes, stay those in the row, whatever the depth
+    /// in a tree.
     pub mask: Option<QueryMask<'a>>,
 }
 

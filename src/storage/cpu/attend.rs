@@ -23,6 +23,10 @@ const SERIAL_MULADDS: u64 = 1 << 18;
 /// Tasks that every thread should find, so that all end at about the same time.
 const TASKS_PER_THREAD: usize = 4;
 
+/// Numbers in the states of a call, at most: 64 MiB. A tile that would need more is divided by heads alone. (A context of
+/// a million tokens and 32 query heads of 128 elements takes 65, one of 64 thousand 4.)
+const MOST_LEFT: usize = 1 << 24;
+
 /// Numbers in the states that tasks leave up to which one thread joins them: half a MiB, some 20 µs.
 const SERIAL_JOIN: usize = 1 << 17;
 
@@ -68,9 +72,12 @@ impl<E: Stored> Call<'_, E> {
         let threads = if self.muladds() < SERIAL_MULADDS { 1 } else { threads() };
         // Taken out, and not borrowed: a thread that waits below may take another call's work meanwhile.
         let Plan { mut tasks, mut left } = PLAN.take();
-        let states = self.plan(threads, &mut tasks);
         let state_len = self.geometry.v_dim + 2;
-        if left.len() < states * state_len {
+        let mut states = self.plan(threads, MOST_LEFT / state_len, &mut tasks);
+        let more = (states * state_len).saturating_sub(left.len());
+        if left.try_reserve(more).is_err() {
+            states = self.plan(threads, 0, &mut tasks);
+        } else if more > 0 {
             left.resize(states * state_len, 0.0);
         }
         let shape = [states, 1, state_len];
@@ -87,8 +94,8 @@ impl<E: Stored> Call<'_, E> {
         PLAN.set(Plan { tasks, left });
     }
 
-    /// Lists the tasks, and returns how many states they leave.
-    fn plan(&self, threads: usize, tasks: &mut Vec<Task>) -> usize {
+    /// Lists the tasks, and returns how many states they leave: at most `most`.
+    fn plan(&self, threads: usize, most: usize, tasks: &mut Vec<Task>) -> usize {
         let kv_heads = self.geometry.kv_heads;
         let tiles = self.prepared.tiles().len();
         let whole = |tile| Task { tile, heads: 0..kv_heads, spans: 0..0, left: None };
@@ -102,10 +109,13 @@ impl<E: Stored> Call<'_, E> {
             let tile = self.tile(&whole(index));
             let spans = tile.spans();
             let pieces = cost(&tile).div_ceil(share.max(1));
-            // Spans are divided among tasks first: to divide the heads is to read K and V in smaller pieces.
-            let parts = pieces.clamp(1, spans.len().max(1));
-            let most_heads = (ROWS / tile.rows()).max(1);
-            let bundles = kv_heads.div_ceil(most_heads).max(pieces / parts).min(kv_heads);
+            let bundles = kv_heads.div_ceil((ROWS / tile.rows()).max(1));
+            // Spans are divided among tasks before heads that go together are parted: to part them is to read K and V in
+            // smaller pieces.
+            let parts = pieces.div_ceil(bundles).clamp(1, spans.len().max(1));
+            let needed = spans.len() * kv_heads * tile.rows();
+            let parts = if states + needed > most { 1 } else { parts };
+            let bundles = bundles.max(pieces / parts).min(kv_heads);
             for bundle in 0..bundles {
                 let heads = kv_heads * bundle / bundles..kv_heads * (bundle + 1) / bundles;
                 let left = (parts > 1).then_some(states);
@@ -125,7 +135,9 @@ impl<E: Stored> Call<'_, E> {
     /// What the call costs.
     fn muladds(&self) -> u64 {
         let per_pair = self.q.heads().saturating_mul(self.geometry.k_dim + self.geometry.v_dim);
-        self.prepared.pairs().saturating_mul(u64::try_from(per_pair).unwrap_or(u64::MAX))
+        let [per_pair, tokens] = [per_pair, self.prepared.slots().len()].map(|n| u64::try_from(n).unwrap_or(u64::MAX));
+        let window = self.rules.window.map_or(u64::MAX, |keys| u64::try_from(keys).unwrap_or(u64::MAX));
+        self.prepared.pairs().min(tokens.saturating_mul(window)).saturating_mul(per_pair)
     }
 
     /// Query heads of some KV heads.

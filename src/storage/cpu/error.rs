@@ -137,8 +137,9 @@ errors! {
         } => "outputs of {outs:?} numbers and {lses:?} log-sum-exps cannot be merged",
         /// A window of no keys.
         NoWindow => "a window of 0 keys, and a query sees its own at least",
-        /// A soft cap that is not a positive number.
-        SoftCap => "the soft cap should be positive and finite",
+        /// A soft cap that is not a positive number, or so small or large that the scale divided by it, or it times log₂ e,
+        /// is not one in `f32`.
+        SoftCap => "the soft cap should be positive and finite, and neither tiny nor huge",
         /// A parameter per query head has another length.
         PerHead {
             /// Which: `"sinks"` or `"alibi_slopes"`.

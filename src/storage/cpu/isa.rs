@@ -123,7 +123,7 @@ impl Level {
 
     /// The best one, or the one that the environment variable `PAGED_KV_ISA` names.
     pub(super) fn chosen() -> Result<Self, CpuError> {
-        match std::env::var_os(CHOICE) {
+        match std::env::var_os(CHOICE).filter(|name| !name.is_empty()) {
             Some(name) => name.to_str().and_then(Self::named).ok_or(CpuError::NoSuchIsa),
             // There is always the portable one.
             None => Self::all().next().ok_or(CpuError::NoSuchIsa),

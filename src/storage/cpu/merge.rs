@@ -40,11 +40,11 @@ pub fn merge_states(out: &mut [f32], lse: &mut [f32], other_out: &[f32], other_l
     }
     let others = other_out.chunks_exact(v_dim).zip(other_lse);
     for ((out, lse), (other_out, &other_lse)) in out.chunks_exact_mut(v_dim).zip(lse).zip(others) {
-        let top = lse.max(other_lse);
-        if top == f32::NEG_INFINITY {
+        if [*lse, other_lse] == [f32::NEG_INFINITY; 2] {
             // Neither has seen anything: zeros stay zeros.
             continue;
         }
+        let top = lse.max(other_lse);
         let (here, there) = ((*lse - top).exp(), (other_lse - top).exp());
         let sum = here + there;
         for (out, other) in out.iter_mut().zip(other_out) {
@@ -92,6 +92,16 @@ mod tests {
         let (mut out, mut lse) = ([1.0], [100_000.0]);
         merge_states(&mut out, &mut lse, &[9.0], &[-100_000.0]).unwrap();
         assert_eq!((out, lse), ([1.0], [100_000.0]));
+    }
+
+    #[test]
+    fn a_part_that_is_not_a_number_stays_so_from_either_side() {
+        let nothing = f32::NEG_INFINITY;
+        for (mine, other) in [((0.0, nothing), (f32::NAN, f32::NAN)), ((f32::NAN, f32::NAN), (0.0, nothing))] {
+            let (mut out, mut lse) = ([mine.0], [mine.1]);
+            merge_states(&mut out, &mut lse, &[other.0], &[other.1]).unwrap();
+            assert!(out[0].is_nan() && lse[0].is_nan());
+        }
     }
 
     #[test]

@@ -470,6 +470,32 @@ fn stats_are_about_this_memory() {
     assert_eq!((small.bytes, small.huge_advised_bytes), (2 * 1152 * 4, 0)); // 6 × 2 × 2 × 4 × 12 elements
 }
 
+/// A value below −0 that underflows when spans are joined leaves −0; the spans that other rows of the tile see beyond do
+/// not make it +0.
+#[test]
+fn spans_that_others_see_do_not_change_the_sign_of_a_zero() {
+    let shape = KvShape::new(1, 1, 1, DType::F32);
+    let mut storage = CpuStorage::new(KvLayout::per_layer(&shape, 40, 16).unwrap()).unwrap();
+    let blocks: Vec<_> = (0..40).map(BlockId::new).collect();
+    // One span of score 0 and V = −2⁻⁴⁰, then one of scores of 125 to base 2 and V = 0: 256 × −2⁻⁴⁰ × 2⁻¹²⁵ is below any
+    // number but zero.
+    let k: Vec<f32> = (0..600).map(|at| if at < 256 { 0.0 } else { 125.0 * core::f32::consts::LN_2 }).collect();
+    let v: Vec<f32> = (0..600).map(|at| if at < 256 { -(-40.0_f32).exp2() } else { 0.0 }).collect();
+    let all = TableRow { start: 0, len: 600, blocks: &blocks };
+    storage.prepare((), &Step::from_tables(16, &[all], &[]).unwrap(), 1).unwrap();
+    storage.write_kv((), 0, CpuTensor::new(&k, [600, 1, 1]), CpuTensor::new(&v, [600, 1, 1])).unwrap();
+    let mut last = |start: u32, len: u32| {
+        let row = TableRow { start, len, blocks: &blocks };
+        storage.prepare((), &Step::from_tables(16, &[row], &[]).unwrap(), 1).unwrap();
+        let (q, mut out) = (alloc::vec![1.0; ix(len)], alloc::vec![f32::NAN; ix(len)]);
+        let shape = [ix(len), 1, 1];
+        let to = CpuTensorMut::new(&mut out, shape);
+        storage.attend((), 0, CpuTensor::new(&q, shape), to, &AttendParams::new(1)).unwrap();
+        out[ix(511 - start)].to_bits()
+    };
+    assert_eq!(last(511, 1), last(490, 30));
+}
+
 /// Parameters that do not fit are refused, each by its own error, and nothing is written.
 #[test]
 fn parameters_that_do_not_fit_are_refused() {
@@ -485,6 +511,8 @@ fn parameters_that_do_not_fit_are_refused() {
         (plain.with_soft_cap(-1.0), CpuError::SoftCap),
         (plain.with_soft_cap(f32::NAN), CpuError::SoftCap),
         (plain.with_soft_cap(f32::INFINITY), CpuError::SoftCap),
+        (plain.with_soft_cap(f32::MAX), CpuError::SoftCap), // × log₂ e = 1.44 it is infinite
+        (plain.with_soft_cap(1e-40), CpuError::SoftCap),    // a quarter of 10⁴⁰ is, too
         (plain.with_sinks(&short), CpuError::PerHead { param: "sinks", given: 3, q_heads: 4 }),
         (plain.with_alibi_slopes(&[]), CpuError::PerHead { param: "alibi_slopes", given: 0, q_heads: 4 }),
         (mask(&long[..5], 1), wrong_mask(5, 1)),

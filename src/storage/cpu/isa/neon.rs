@@ -90,11 +90,12 @@ impl Isa for Neon {
         [0, 4].map(|first| {
             let bits = bits4(x, first);
             let wide: float32x4_t;
-            // SAFETY: one instruction of the base set, from a register to a register, without side effects. (The
-            // intrinsic for it needs the type of half floats, which is not stable.)
+            // SAFETY: one instruction of the base set, from a register to a register. It may set the sticky flag of
+            // invalid operations, for a signalling NaN, and is not said to preserve flags. (The intrinsic for it needs
+            // the type of half floats, which is not stable.)
             unsafe {
                 asm!("fcvtl {wide:v}.4s, {bits:v}.4h", wide = lateout(vreg) wide, bits = in(vreg) bits,
-                    options(pure, nomem, nostack, preserves_flags));
+                    options(pure, nomem, nostack));
             }
             wide
         })

@@ -15,7 +15,7 @@ pub(in super::super) struct Rules<'a> {
     scale: f32,
     soft_cap: Option<f32>,
     /// Keys that a query sees at most, its own included.
-    pub(super) window: Option<usize>,
+    pub(in super::super) window: Option<usize>,
     pub(super) sinks: Option<&'a [f32]>,
     pub(super) slopes: Option<&'a [f32]>,
     pub(in super::super) mask: Option<QueryMask<'a>>,
@@ -42,7 +42,9 @@ impl<'a> Rules<'a> {
         if window == Some(0) {
             return Err(CpuError::NoWindow);
         }
-        if soft_cap.is_some_and(|cap| !(cap.is_finite() && cap > 0.0)) {
+        // What scores are multiplied by on either side of the tangent has to be a number.
+        let usable = |cap: f32| cap > 0.0 && (cap * LOG2_E).is_finite() && (scale / cap).is_finite();
+        if soft_cap.is_some_and(|cap| !usable(cap)) {
             return Err(CpuError::SoftCap);
         }
         for (param, given) in [("sinks", sinks), ("alibi_slopes", slopes)] {

@@ -67,7 +67,9 @@ impl<'a> State<'a> {
     #[inline(always)]
     pub(super) fn begin(&mut self) {
         self.span = [Softmax::EMPTY; ROWS];
-        self.span_acc[..self.rows * self.stride].fill(0.0);
+        // −0 is the number that changes none when it is added, +0 included: a span that a row sees nothing of, because
+        // others of its tile see more, leaves the row's bits alone.
+        self.span_acc[..self.rows * self.stride].fill(-0.0);
     }
 
     /// Joins the span to what is before it.
