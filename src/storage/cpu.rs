@@ -12,6 +12,7 @@ mod merge;
 mod movement;
 mod prepared;
 mod rows;
+mod shared;
 mod stats;
 mod tensor;
 #[cfg(test)]

@@ -14,7 +14,8 @@ use super::geometry::Geometry;
 use super::isa::Level;
 use super::kernel::{Attend, ROWS, Rules, Scratch, Target, Tile};
 use super::prepared::{Prepared, QueryTile};
-use super::tensor::{CpuTensor, CpuTensorMut, OutTile, SharedOut};
+use super::shared::Shared;
+use super::tensor::{CpuTensor, OutTile, SharedOut};
 use crate::id::ix;
 
 /// Multiply-adds below which waking other threads costs more than they save: about 10 µs of one core.
@@ -80,12 +81,8 @@ impl<E: Stored> Call<'_, E> {
         } else if more > 0 {
             left.resize(states * state_len, 0.0);
         }
-        let shape = [states, 1, state_len];
-        if let Ok(shared) = CpuTensorMut::new(&mut left, shape).share("states", shape) {
-            each(threads, tasks.len(), |index| self.walk(&tasks[index], &shared));
-        } else {
-            debug_assert!(false, "a dense tensor that was made to measure");
-        }
+        let shared = Shared::new(&mut left);
+        each(threads, tasks.len(), |index| self.walk(&tasks[index], &shared));
         // The first of the tasks that share a tile and its heads.
         tasks.retain(|task| task.left.is_some() && task.spans.start == self.tile(task).spans().start);
         let threads = if states * state_len > SERIAL_JOIN { threads } else { 1 };
@@ -177,7 +174,7 @@ impl<E: Stored> Call<'_, E> {
     }
 
     /// Runs a task, into the output or, where the tile is shared, into the states.
-    fn walk(&self, task: &Task, states: &SharedOut<'_>) {
+    fn walk(&self, task: &Task, states: &Shared<'_, f32>) {
         let tile = self.tile(task);
         let Some(left) = task.left else {
             // SAFETY: tasks run once each, and that of a tile that is not shared is the only one with its heads.
@@ -185,12 +182,12 @@ impl<E: Stored> Call<'_, E> {
             return self.work(tile, Target::Finish(out));
         };
         let per_span = tile.heads.len() * tile.rows();
-        let at = |span: usize| left + (span - tile.spans().start) * per_span;
-        let (first, end, spans) = (at(task.spans.start), at(task.spans.end), task.spans.clone());
+        let at = |span: usize| (left + (span - tile.spans().start) * per_span) * (self.geometry.v_dim + 2);
+        let (first, end) = (at(task.spans.start), at(task.spans.end));
         // SAFETY: tiles and bundles of heads have states of their own, by `plan`; among those, a span has the
         // `per_span` ones from `at` on; and two tasks with the same tile and heads have no span in common.
-        let out = unsafe { states.claim(first..end, 0..1) };
-        self.work(tile, Target::Leave { spans, first, out });
+        let left = unsafe { states.claim(first..end) };
+        self.work(tile, Target::Leave(task.spans.clone(), left));
     }
 
     /// Joins the states that the tasks with this task's tile and heads left.

@@ -7,6 +7,33 @@
 //! Every operation is defined lane by lane (or, for [`Isa::sums`], as a fixed tree), so that for one instruction set
 //! the bits of a result do not depend on how the kernel tiles its loops.
 
+/// What every instruction set does with the arrays that its vectors are loaded from.
+macro_rules! arrays {
+    ($lanes:expr) => {
+        type Lanes<E: Stored> = [E; $lanes];
+        const LANES: usize = $lanes;
+
+        #[inline(always)]
+        fn padded<E: Stored>(self, rest: &[E]) -> [E; $lanes] {
+            let mut full = [E::ZERO; $lanes];
+            for (full, &elem) in full.iter_mut().zip(rest) {
+                *full = elem;
+            }
+            full
+        }
+
+        #[inline(always)]
+        fn vectors<E: Stored>(self, row: &[E]) -> &[[E; $lanes]] {
+            row.as_chunks().0
+        }
+
+        #[inline(always)]
+        fn vectors_mut<E: Stored>(self, row: &mut [E]) -> &mut [[E; $lanes]] {
+            row.as_chunks_mut().0
+        }
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -158,16 +185,6 @@ impl Level {
             Self::Portable(token) => token.enter(work),
         }
     }
-}
-
-/// The first `N` elements of what is left of a row, with zeros where it ends.
-#[inline(always)]
-fn padded<E: Stored, const N: usize>(rest: &[E]) -> [E; N] {
-    let mut full = [E::ZERO; N];
-    for (full, &elem) in full.iter_mut().zip(rest) {
-        *full = elem;
-    }
-    full
 }
 
 /// An instruction set: what each operation does, against plain arithmetic. Instantiated for all that run here.

@@ -51,8 +51,8 @@ pub(super) const CHUNK: usize = 64;
 /// bits is 128 KiB of K and V, and half a KiB of state per query head). Part of the definition of the result.
 pub(super) const SPAN: usize = 4 * CHUNK;
 
-/// Rows, of all its KV heads together, that share one walk over the context: 64 rows of 128 elements keep 64 KiB of state, within a second-level
-/// cache together with a chunk of K and V.
+/// Rows, of all its KV heads together, that share one walk over the context: 64 rows of 128 elements keep 64 KiB of
+/// state, within a second-level cache together with a chunk of K and V.
 pub(super) const ROWS: usize = 64;
 
 /// From this many rows on, a chunk of 16-bit K and V is widened once instead of once per eight rows.
@@ -88,9 +88,9 @@ pub(super) struct Tile<'a, E> {
 pub(super) enum Target<'a> {
     /// All spans are walked, and the output is written.
     Finish(OutTile<'a>),
-    /// These spans are walked, and each leaves its state: as the tokens from `first` on, `[spans, heads, rows]`.
-    Leave { spans: Range<usize>, first: usize, out: OutTile<'a> },
-    /// The states that all spans left, `[spans, heads, rows, v_dim + 2]`, are joined into the output.
+    /// These spans are walked, and each leaves its state: `[spans, heads, rows, v_dim + 2]`.
+    Leave(Range<usize>, &'a mut [f32]),
+    /// The states that all spans left, in the same shape, are joined into the output.
     Join(&'a [f32], OutTile<'a>),
 }
 
@@ -117,10 +117,13 @@ impl<E: Stored> Work for Attend<'_, E> {
                     pass.walk(isa, &mut state, &mut scratch.inputs, self.tile.spans(), |isa, state, _| state.join(isa));
                     pass.finish(isa, &state, out);
                 }
-                Target::Leave { spans, first: at, out } => {
+                Target::Leave(spans, left) => {
                     pass.walk(isa, &mut state, &mut scratch.inputs, spans.clone(), |_, state, span| {
-                        let at = *at + (span - spans.start) * heads * rows;
-                        pass.each(|head, row| state.leave(head * pass.rows + row, out.head(at + place(head, row), 0)));
+                        let at = (span - spans.start) * heads * rows;
+                        pass.each(|head, row| {
+                            let left = &mut left[(at + place(head, row)) * (v_dim + 2)..][..v_dim + 2];
+                            state.leave(head * pass.rows + row, left);
+                        });
                     });
                 }
                 Target::Join(left, out) => {

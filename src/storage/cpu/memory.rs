@@ -89,7 +89,8 @@ impl<T> Deref for Buffer<T> {
     #[inline]
     fn deref(&self) -> &[T] {
         // SAFETY: `first` is at most an alignment into an allocation of `len` elements and the alignment's bytes, and
-        // aligned by it (or, should `align_offset` give up, to `T`'s: by the layout, plus a multiple of it). All bits zero, and whatever a `T` was written as, are valid. The borrow of `self` keeps writers away.
+        // aligned by it (or, should `align_offset` give up, to `T`'s: by the layout, plus a multiple of it). All bits
+        // zero, and whatever a `T` was written as, are valid. The borrow of `self` keeps writers away.
         unsafe { core::slice::from_raw_parts(self.first.as_ptr(), self.len) }
     }
 }

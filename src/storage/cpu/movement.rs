@@ -7,7 +7,6 @@
 mod copies;
 mod records;
 mod regions;
-mod shared;
 mod stream;
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,7 @@ const TILE_TOKENS: u32 = 32;
 /// Tokens below which K and V are written one by one, whatever is known about their slots.
 const SOME_TOKENS: usize = 32;
 
-/// Some query tokens of one row: the unit of work of attention, together with a KV head.
+/// Some query tokens of one row: the unit of work of attention, together with some KV heads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueryTile {
     /// Position in the sequence of the row's first query token.

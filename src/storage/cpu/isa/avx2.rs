@@ -34,8 +34,7 @@ macro_rules! op {
 
 impl Isa for Avx2 {
     type V = __m256;
-    type Lanes<E: Stored> = [E; LANES];
-    const LANES: usize = LANES;
+    arrays!(LANES);
     const ACCUMULATORS: usize = 8;
     const FMA: bool = true;
 
@@ -46,21 +45,6 @@ impl Isa for Avx2 {
             work.run(token);
         }
         op!(inner(self, work));
-    }
-
-    #[inline(always)]
-    fn padded<E: Stored>(self, rest: &[E]) -> [E; LANES] {
-        super::padded(rest)
-    }
-
-    #[inline(always)]
-    fn vectors<E: Stored>(self, row: &[E]) -> &[[E; LANES]] {
-        row.as_chunks().0
-    }
-
-    #[inline(always)]
-    fn vectors_mut<E: Stored>(self, row: &mut [E]) -> &mut [[E; LANES]] {
-        row.as_chunks_mut().0
     }
 
     #[inline(always)]

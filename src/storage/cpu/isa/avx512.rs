@@ -40,8 +40,7 @@ macro_rules! op {
 
 impl Isa for Avx512 {
     type V = __m512;
-    type Lanes<E: Stored> = [E; LANES];
-    const LANES: usize = LANES;
+    arrays!(LANES);
     const ACCUMULATORS: usize = 16;
     const FMA: bool = true;
 
@@ -52,21 +51,6 @@ impl Isa for Avx512 {
             work.run(token);
         }
         op!(inner(self, work));
-    }
-
-    #[inline(always)]
-    fn padded<E: Stored>(self, rest: &[E]) -> [E; LANES] {
-        super::padded(rest)
-    }
-
-    #[inline(always)]
-    fn vectors<E: Stored>(self, row: &[E]) -> &[[E; LANES]] {
-        row.as_chunks().0
-    }
-
-    #[inline(always)]
-    fn vectors_mut<E: Stored>(self, row: &mut [E]) -> &mut [[E; LANES]] {
-        row.as_chunks_mut().0
     }
 
     #[inline(always)]

@@ -42,8 +42,7 @@ fn bits4<T>(x: &[T; LANES], first: usize) -> uint16x4_t {
 
 impl Isa for Neon {
     type V = [float32x4_t; 2];
-    type Lanes<E: Stored> = [E; LANES];
-    const LANES: usize = LANES;
+    arrays!(LANES);
     const ACCUMULATORS: usize = 8;
     const FMA: bool = true;
 
@@ -54,21 +53,6 @@ impl Isa for Neon {
             work.run(token);
         }
         op!(inner(self, work));
-    }
-
-    #[inline(always)]
-    fn padded<E: Stored>(self, rest: &[E]) -> [E; LANES] {
-        super::padded(rest)
-    }
-
-    #[inline(always)]
-    fn vectors<E: Stored>(self, row: &[E]) -> &[[E; LANES]] {
-        row.as_chunks().0
-    }
-
-    #[inline(always)]
-    fn vectors_mut<E: Stored>(self, row: &mut [E]) -> &mut [[E; LANES]] {
-        row.as_chunks_mut().0
     }
 
     #[inline(always)]

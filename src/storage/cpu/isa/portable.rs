@@ -15,8 +15,7 @@ pub(in super::super) struct Portable;
 
 impl Isa for Portable {
     type V = [f32; LANES];
-    type Lanes<E: Stored> = [E; LANES];
-    const LANES: usize = LANES;
+    arrays!(LANES);
     const ACCUMULATORS: usize = 8;
     // Whether the target has a fused multiply-add at its baseline is known when this is compiled.
     const FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
@@ -25,21 +24,6 @@ impl Isa for Portable {
     #[inline(never)]
     fn enter<W: Work>(self, work: W) {
         work.run(self);
-    }
-
-    #[inline(always)]
-    fn padded<E: Stored>(self, rest: &[E]) -> [E; LANES] {
-        super::padded(rest)
-    }
-
-    #[inline(always)]
-    fn vectors<E: Stored>(self, row: &[E]) -> &[[E; LANES]] {
-        row.as_chunks().0
-    }
-
-    #[inline(always)]
-    fn vectors_mut<E: Stored>(self, row: &mut [E]) -> &mut [[E; LANES]] {
-        row.as_chunks_mut().0
     }
 
     #[inline(always)]

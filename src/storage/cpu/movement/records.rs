@@ -3,11 +3,11 @@
 
 use alloc::vec::Vec;
 
-use super::shared::Shared;
 use super::spread;
 use super::stream::{Mover, streaming};
 use crate::id::{BlockId, ix};
 use crate::storage::cpu::geometry::{Geometry, Strides};
+use crate::storage::cpu::shared::Shared;
 use crate::storage::cpu::{CpuError, CpuStorage};
 
 /// Where the layers lie in a record.

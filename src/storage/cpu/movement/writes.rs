@@ -1,13 +1,13 @@
 //! K and V of new tokens, from the caller's tensors to their slots.
 #![allow(unsafe_code)]
 
-use super::shared::Shared;
 use super::stream::Mover;
 use super::{PAST_CACHES_BYTES, spread, streaming};
 use crate::storage::cpu::element::{Data, Stored};
 use crate::storage::cpu::geometry::Geometry;
 use crate::storage::cpu::memory::{bytes_of, bytes_of_mut};
 use crate::storage::cpu::prepared::Prepared;
+use crate::storage::cpu::shared::Shared;
 use crate::storage::cpu::tensor::CpuTensor;
 
 /// Elements that are converted at a time where they do not go straight to their place.
