@@ -96,7 +96,8 @@ fn roof(c: &mut Criterion) {
     });
 }
 
-const DTYPES: [(&str, DType); 3] = [("bf16", DType::BF16), ("f16", DType::F16), ("f32", DType::F32)];
+const DTYPES: [(&str, DType); 5] =
+    [("bf16", DType::BF16), ("f16", DType::F16), ("f32", DType::F32), ("int8", DType::I8), ("fp8", DType::F8E4M3)];
 
 fn decode(c: &mut Criterion) {
     let mut group = c.benchmark_group("decode");

@@ -129,6 +129,13 @@ errors! {
             /// Elements that the layer's allocation has.
             given_elems: u64,
         } => "layer {layer} spans {needed_elems} elements of an allocation of {given_elems}",
+        /// A layer has no planes for the scales that its element type asks for, or has some that it does not.
+        Scales {
+            /// The layer.
+            layer: u32,
+            /// Elements that a scale takes; 0 where the element type has none.
+            scale_elems: u32,
+        } => "the planes of layer {layer} do not go with an element type whose scales take {scale_elems} elements",
     }
 
     /// [`KvCache::create`](crate::KvCache::create) refused a prompt.

@@ -20,6 +20,12 @@ pub enum DType {
     F16,
     /// The upper half of a binary32.
     BF16,
+    /// OCP 8-bit floating point E4M3: a sign, four bits of exponent (bias 7), three of mantissa; ±448 at most, no
+    /// infinities, one NaN. It has no scale: a calibrated one goes into the keys and values that are written, and, for K,
+    /// into the scale of the scores.
+    F8E4M3,
+    /// Integers in −127 ..= 127, times a scale for each token and head, of K and of V apart: see [`Scales`].
+    I8,
 }
 
 impl DType {
@@ -28,6 +34,15 @@ impl DType {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
+            Self::F8E4M3 | Self::I8 => 1,
+        }
+    }
+
+    /// Elements that the scale of one head of one token takes: an `f32`, or 0 where there is none.
+    pub const fn scale_elems(self) -> u32 {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 | Self::F8E4M3 => 0,
+            Self::I8 => 4,
         }
     }
 }
@@ -88,7 +103,7 @@ impl KvShape {
         Self { v_dim, ..self }
     }
 
-    /// Bytes of K and V of one token, all layers together.
+    /// Bytes of K and V of one token, all layers together, scales included.
     ///
     /// # Errors
     /// [`LayoutError::Zero`] names a field that is zero; [`LayoutError::Overflow`] where 64 bits do not suffice.
@@ -104,7 +119,7 @@ impl KvShape {
                 return Err(LayoutError::Zero { field });
             }
         }
-        (u64::from(self.k_dim) + u64::from(self.v_dim))
+        (u64::from(self.k_dim) + u64::from(self.v_dim) + 2 * u64::from(self.dtype.scale_elems()))
             .checked_mul(u64::from(self.kv_heads))
             .and_then(|elems| elems.checked_mul(u64::from(self.num_layers)))
             .and_then(|elems| elems.checked_mul(self.dtype.bytes()))
@@ -210,6 +225,17 @@ impl Plane {
     }
 }
 
+/// Where the scales of one layer lie, one for K and one for V of each token and head: the number is the element times the
+/// scale. Each is an `f32` in the byte order of the machine, in the [`DType::scale_elems`] elements from
+/// [`Plane::elem`] on; they lie in the layer's allocation and travel with every copy and record of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Scales {
+    /// Of K.
+    pub k: Plane,
+    /// Of V.
+    pub v: Plane,
+}
+
 /// The K plane and the V plane of one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LayerLayout {
@@ -217,6 +243,8 @@ pub struct LayerLayout {
     pub k: Plane,
     /// Where V lies.
     pub v: Plane,
+    /// Where their scales lie, where the element type has any.
+    pub scales: Option<Scales>,
     /// KV heads of this layer.
     pub kv_heads: u32,
     /// Elements of one K head.
@@ -227,10 +255,21 @@ pub struct LayerLayout {
     pub allocation: u32,
 }
 
+impl LayerLayout {
+    /// All planes, in the order of records: K, V, and where there are some the scales of K and of V; each with the
+    /// elements that it has per head and token.
+    pub(crate) fn planes(&self, dtype: DType) -> impl Iterator<Item = (Plane, u32)> {
+        let scales = self.scales.map(|scales| [scales.k, scales.v].map(|plane| (plane, dtype.scale_elems())));
+        [(self.k, self.k_dim), (self.v, self.v_dim)].into_iter().chain(scales.into_iter().flatten())
+    }
+}
+
 /// Where every layer of a pool of blocks lies.
 ///
 /// The default is one allocation per layer, `[num_blocks, kv_heads, 2 (K, V), block_size, head_dim]`
-/// ([`per_layer`](Self::per_layer)), so that K and V of one head of one block are one contiguous run. In the
+/// ([`per_layer`](Self::per_layer)), so that K and V of one head of one block are one contiguous run. Where the element
+/// type has [scales](Scales), those of K and then those of V follow, `[2, block_size]`, and are of that run; they lie on
+/// multiples of four bytes where `block_size` × (`k_dim` + `v_dim`) is one of four. In the
 /// cross-layer form ([`cross_layer`](Self::cross_layer)) there is one allocation,
 /// `[num_blocks, num_layers, kv_heads, 2, block_size, head_dim]`, and a block of all layers is one contiguous run.
 ///
@@ -274,7 +313,8 @@ impl KvLayout {
         let [num_layers, heads, tokens] = [shape.num_layers, shape.kv_heads, block_size].map(u64::from);
         let [k_dim, v_dim] = [shape.k_dim, shape.v_dim].map(u64::from);
         // Nothing below overflows: every product is at most the number of elements checked above.
-        let head_elems = tokens * (k_dim + v_dim);
+        let scale_elems = u64::from(shape.dtype.scale_elems());
+        let head_elems = tokens * (k_dim + v_dim + 2 * scale_elems);
         let layer_elems = heads * head_elems;
         let block_stride_elems = if cross_layer { num_layers * layer_elems } else { layer_elems };
         let layer = |index: u32| {
@@ -285,9 +325,15 @@ impl KvLayout {
                 head_stride_elems: head_elems,
                 token_stride_elems,
             };
+            let v_elems = base_elems + tokens * k_dim;
+            let scales_elems = v_elems + tokens * v_dim;
             LayerLayout {
                 k: plane(base_elems, k_dim),
-                v: plane(base_elems + tokens * k_dim, v_dim),
+                v: plane(v_elems, v_dim),
+                scales: (scale_elems > 0).then(|| Scales {
+                    k: plane(scales_elems, scale_elems),
+                    v: plane(scales_elems + tokens * scale_elems, scale_elems),
+                }),
                 kv_heads: shape.kv_heads,
                 k_dim: shape.k_dim,
                 v_dim: shape.v_dim,
@@ -307,8 +353,8 @@ impl KvLayout {
     /// Any layout whose heads are contiguous: planes per layer, and the size of every allocation in elements.
     ///
     /// # Errors
-    /// [`LayoutError::OutOfBounds`] where a plane leaves its allocation, [`LayoutError::Zero`],
-    /// [`LayoutError::Overflow`]. Planes that overlap are the caller's affair: layers may share K and V.
+    /// [`LayoutError::OutOfBounds`] where a plane leaves its allocation, [`LayoutError::Scales`] where a layer has none
+    /// and the element type asks for them, or the reverse; [`LayoutError::Zero`], [`LayoutError::Overflow`]. Planes that overlap are the caller's affair: layers may share K and V.
     pub fn custom(
         num_blocks: u32,
         block_size: u32,
@@ -336,8 +382,11 @@ impl KvLayout {
             if layer.k_dim == 0 || layer.v_dim == 0 {
                 return zero("head_dim");
             }
+            if layer.scales.is_some() != (dtype.scale_elems() > 0) {
+                return Err(LayoutError::Scales { layer: index, scale_elems: dtype.scale_elems() });
+            }
             let given_elems = allocation_elems.get(ix(layer.allocation)).copied().unwrap_or(0);
-            for (plane, dim) in [(layer.k, layer.k_dim), (layer.v, layer.v_dim)] {
+            for (plane, dim) in layer.planes(dtype) {
                 let needed_elems = plane
                     .span(num_blocks, layer.kv_heads, block_size, dim)
                     .ok_or(LayoutError::Overflow { field: "elements of a plane" })?;
@@ -418,13 +467,36 @@ mod tests {
 
     #[test]
     fn dense_layouts_pass_the_bounds_check_of_custom_ones_exactly() {
-        for cross in [false, true] {
-            let layout = KvLayout::dense(&KvShape::new(3, 2, 8, DType::F32).with_v_dim(24), 7, 16, cross).unwrap();
+        for (cross, dtype) in [(false, DType::F32), (true, DType::F32), (false, DType::I8), (true, DType::I8)] {
+            let layout = KvLayout::dense(&KvShape::new(3, 2, 8, dtype).with_v_dim(24), 7, 16, cross).unwrap();
             let (layers, sizes) = (layout.layers.clone(), layout.allocation_elems.clone());
-            assert_eq!(KvLayout::custom(7, 16, DType::F32, layers.clone(), sizes.clone()).unwrap(), layout);
+            assert_eq!(KvLayout::custom(7, 16, dtype, layers.clone(), sizes.clone()).unwrap(), layout);
             let short = sizes.iter().map(|elems| elems - 1).collect();
-            let error = KvLayout::custom(7, 16, DType::F32, layers, short).unwrap_err();
+            let error = KvLayout::custom(7, 16, dtype, layers, short).unwrap_err();
             assert!(matches!(error, LayoutError::OutOfBounds { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn scales_follow_k_and_v_of_their_head() {
+        // 5 blocks of 4 tokens, 3 heads of 8: K and V of a head take 2 × 4 × 8 = 64 bytes, the scales 2 × 4 × 4 = 32.
+        let shape = KvShape::new(2, 3, 8, DType::I8);
+        assert_eq!(shape.bytes_per_token(), Ok(2 * 3 * (8 + 8 + 4 + 4)));
+        let layout = KvLayout::per_layer(&shape, 5, 4).unwrap();
+        assert_eq!(layout.bytes(), 5 * shape.bytes_per_block(4).unwrap());
+        let layer = layout.layers()[1];
+        let scales = layer.scales.unwrap();
+        let at = [layer.k, layer.v, scales.k, scales.v].map(|plane| plane.elem(BlockId::new(2), 1, 3));
+        let head = 2 * 3 * 96 + 96;
+        assert_eq!(at, [head + 24, head + 32 + 24, head + 64 + 12, head + 80 + 12]);
+    }
+
+    #[test]
+    fn scales_are_there_where_the_element_type_has_some_and_nowhere_else() {
+        for (has, wants) in [(DType::I8, DType::F8E4M3), (DType::F8E4M3, DType::I8)] {
+            let layout = KvLayout::per_layer(&KvShape::new(2, 1, 8, has), 4, 4).unwrap();
+            let error = KvLayout::custom(4, 4, wants, layout.layers.clone(), layout.allocation_elems).unwrap_err();
+            assert_eq!(error, LayoutError::Scales { layer: 0, scale_elems: wants.scale_elems() });
         }
     }
 

@@ -4,7 +4,7 @@
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use paged_kv::BlockId;
-use paged_kv::layout::{DType, KvLayout, KvShape, LayerLayout, Plane};
+use paged_kv::layout::{DType, KvLayout, KvShape, LayerLayout, Plane, Scales};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
@@ -25,7 +25,11 @@ fn plane([base_elems, block_stride_elems, head_stride_elems, token_stride_elems]
 fn check(layout: &KvLayout) {
     for layer in layout.layers() {
         let elems = u128::from(layout.allocations()[layer.allocation as usize]);
-        for (plane, dim) in [(layer.k, layer.k_dim), (layer.v, layer.v_dim)] {
+        let scale_elems = layout.dtype().scale_elems();
+        assert_eq!(layer.scales.is_some(), scale_elems > 0);
+        let scales = layer.scales.map(|scales| [(scales.k, scale_elems), (scales.v, scale_elems)]);
+        let planes = [(layer.k, layer.k_dim), (layer.v, layer.v_dim)].into_iter().chain(scales.into_iter().flatten());
+        for (plane, dim) in planes {
             let last = |count: u32, stride: u64| u128::from(count - 1) * u128::from(stride);
             let end = u128::from(plane.base_elems)
                 + last(layout.num_blocks(), plane.block_stride_elems)
@@ -43,7 +47,7 @@ fn check(layout: &KvLayout) {
 fuzz_target!(|input: Input| {
     let narrow = |number: u32| if input.small { number % 64 } else { number };
     let [heads, k_dim, v_dim, num_blocks, block_size, _] = input.numbers.map(narrow);
-    for dtype in [DType::F32, DType::F16, DType::BF16] {
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::I8] {
         let shape = KvShape::new(input.layers.into(), heads, k_dim, dtype).with_v_dim(v_dim);
         if let Ok(bytes) = shape.bytes_per_block(block_size) {
             let blocks = shape.blocks_in(input.budget, block_size).expect("the same numbers");
@@ -62,6 +66,8 @@ fuzz_target!(|input: Input| {
         let layers = input.planes.iter().take(4).map(|&(k, v, kv_heads, k_dim, v_dim, allocation)| LayerLayout {
             k: plane(k),
             v: plane(v),
+            // The other way round, so that there are some and they are other planes.
+            scales: (dtype == DType::I8).then(|| Scales { k: plane(v), v: plane(k) }),
             kv_heads,
             k_dim,
             v_dim,

@@ -21,7 +21,7 @@ mod tests;
 use alloc::vec::Vec;
 
 use attend::Call;
-use element::Stored;
+use element::{Convert, Data, ReadHead, Stored};
 use geometry::Geometry;
 use isa::Level;
 use kernel::Rules;
@@ -41,7 +41,7 @@ pub use merge::merge_states;
 pub use stats::CpuStats;
 pub use tensor::{CpuTensor, CpuTensorMut};
 
-/// KV memory of the host, in `f32`, `f16` or `bf16`, for any [`KvLayout`].
+/// KV memory of the host, in any [`DType`](crate::layout::DType), for any [`KvLayout`].
 ///
 /// Attention takes decode rows, prompts, pieces of prompts and any mix of them in one step; any number of query heads
 /// per KV head; any `k_dim` and `v_dim` up to [`MAX_HEAD_DIM`]. Everything is computed in `f32`. With the feature
@@ -70,8 +70,13 @@ pub use tensor::{CpuTensor, CpuTensorMut};
 ///
 /// # Writes
 /// Tensors of the storage's element type are stored bit for bit. Others are rounded to the nearest, ties to even; what
-/// is beyond the largest number becomes infinite. A NaN stays a NaN: it is quieted and keeps its sign and as many upper
-/// bits of its payload as fit.
+/// is beyond the largest number, infinities included, becomes the largest (65,504 in f16, 3.39 × 10³⁸ in bf16, 448 in
+/// E4M3). A NaN stays a NaN: it is quieted and keeps its sign and as many upper bits of its payload as fit (of which E4M3
+/// has none).
+///
+/// Integers get a scale per token and head, of K and of V apart: the head's largest magnitude divided by 127, in `f32`; an
+/// element is the number divided by the scale, rounded to the nearest, ties to even, and so off by at most 1 / 254 of the
+/// largest. Infinities count as the largest `f32`. A NaN makes all of its head NaN, by way of the scale.
 ///
 /// Where a call writes or copies 256 KiB or more, it goes past the caches (x86-64), and from 1 MiB on over the threads of
 /// the current `rayon` pool, unless layers, heads or slots share memory.
@@ -214,13 +219,18 @@ impl CpuStorage {
             Ok(zeros)
         };
         let (mut k, mut v) = (zeros(geometry.k_dim)?, zeros(geometry.v_dim)?);
+        let level = self.level;
+        let [k_scales, v_scales] = geometry.scales.map_or([None; 2], |scales| scales.map(Some));
         each!(&self.pools, buffers => {
             let elems = &buffers[geometry.allocation];
-            for (head, k) in k.chunks_exact_mut(geometry.k_dim).enumerate() {
-                Stored::widen(&elems[geometry.k.elem(block, head, offset)..][..geometry.k_dim], k);
-            }
-            for (head, v) in v.chunks_exact_mut(geometry.v_dim).enumerate() {
-                Stored::widen(&elems[geometry.v.elem(block, head, offset)..][..geometry.v_dim], v);
+            for (strides, scales, to, dim) in
+                [(geometry.k, k_scales, &mut k, geometry.k_dim), (geometry.v, v_scales, &mut v, geometry.v_dim)]
+            {
+                for (head, to) in to.chunks_exact_mut(dim).enumerate() {
+                    let from = &elems[strides.elem(block, head, offset)..][..dim];
+                    let scale = scales.map_or(1.0, |scales| Stored::scale(&elems[scales.elem(block, head, offset)..]));
+                    level.run(ReadHead { from, scale, to });
+                }
             }
         });
         Ok((k, v))
@@ -232,25 +242,40 @@ impl CpuStorage {
     /// [`CpuError::NoSuchLayer`], [`CpuError::NoSuchSlot`]; [`CpuError::TooShort`] where a slice is.
     pub fn write_slot(&mut self, layer: u32, slot: Slot, k: &[f32], v: &[f32]) -> Result<(), CpuError> {
         let geometry = self.geometry(layer)?;
-        let (block, offset) = self.place(slot)?;
+        let (level, place) = (self.level, self.place(slot)?);
         let k = CpuTensor::new(k, [1, geometry.kv_heads, geometry.k_dim]);
         let v = CpuTensor::new(v, [1, geometry.kv_heads, geometry.v_dim]);
         k.check("k", [1, geometry.kv_heads, geometry.k_dim])?;
         v.check("v", [1, geometry.kv_heads, geometry.v_dim])?;
         each!(&mut self.pools, buffers => {
-            movement::write_token(&mut buffers[geometry.allocation], &geometry, 0, block, offset, &k, &v);
+            movement::write_token(level, &mut buffers[geometry.allocation], &geometry, 0, place, [&k, &v]);
         });
         Ok(())
     }
 
-    /// Sets every element of every allocation. For tests: what was never written may be NaN.
+    /// Sets every element of every allocation, and with it what scales there are. For tests: what was never written may be
+    /// NaN.
     pub fn fill(&mut self, value: f32) {
-        fn all<E: Stored>(buffers: &mut [memory::Buffer<E>], value: f32) {
+        fn all<E: Stored>(level: Level, buffers: &mut [memory::Buffer<E>], value: f32) {
             let mut elem = [E::ZERO];
-            E::narrow(&[value], &mut elem);
+            level.run(Convert { from: Data::F32(&[value]), at: 0, scale: 1.0, to: &mut elem });
             buffers.iter_mut().for_each(|buffer| buffer.fill(elem[0]));
         }
-        each!(&mut self.pools, buffers => all(buffers, value));
+        let (level, block_size) = (self.level, ix(self.layout.block_size()));
+        each!(&mut self.pools, buffers => all(level, buffers, value));
+        for geometry in self.layers.iter().filter(|geometry| geometry.scales.is_some()) {
+            // One head of `value`, for all heads of all slots.
+            let numbers = alloc::vec![value; geometry.k_dim.max(geometry.v_dim)];
+            let head = |dim| CpuTensor::new(&numbers, [1, geometry.kv_heads, dim]).with_strides(0, 0);
+            let (k, v) = (head(geometry.k_dim), head(geometry.v_dim));
+            for (block, offset) in (0..ix(self.layout.num_blocks())).flat_map(|b| (0..block_size).map(move |o| (b, o)))
+            {
+                each!(&mut self.pools, buffers => {
+                    let elems = &mut buffers[geometry.allocation];
+                    movement::write_token(level, elems, geometry, 0, (block, offset), [&k, &v]);
+                });
+            }
+        }
     }
 
     /// The same storage on another instruction set, if this machine has it.
@@ -309,9 +334,10 @@ impl KvStorage for CpuStorage {
         let tokens = self.prepared.slots().len();
         k.check("k", [tokens, geometry.kv_heads, geometry.k_dim])?;
         v.check("v", [tokens, geometry.kv_heads, geometry.v_dim])?;
-        let apart = self.regions.apart(layer);
+        let (level, apart) = (self.level, self.regions.apart(layer));
         each!(&mut self.pools, buffers => {
-            movement::write(&mut buffers[geometry.allocation], &geometry, apart, &self.prepared, &k, &v);
+            let elems = &mut buffers[geometry.allocation];
+            movement::write(level, elems, &geometry, apart, &self.prepared, [&k, &v]);
         });
         Ok(())
     }

@@ -84,6 +84,10 @@ impl Strides {
 pub(super) struct Geometry {
     pub(super) k: Strides,
     pub(super) v: Strides,
+    /// Of the scales of K and of V.
+    pub(super) scales: Option<[Strides; 2]>,
+    /// Elements of a scale; 0 where there are none.
+    pub(super) scale_elems: usize,
     pub(super) kv_heads: usize,
     pub(super) k_dim: usize,
     pub(super) v_dim: usize,
@@ -97,14 +101,28 @@ impl Geometry {
                 return Err(CpuError::HeadTooLong { layer: index, dim, max: MAX_HEAD_DIM });
             }
         }
-        let strides = |plane| Strides::new(plane, layout.num_blocks(), layer.kv_heads, layout.block_size());
+        let strides = |plane: &Plane| Strides::new(plane, layout.num_blocks(), layer.kv_heads, layout.block_size());
         Ok(Self {
             k: strides(&layer.k),
             v: strides(&layer.v),
+            scales: layer.scales.map(|scales| [scales.k, scales.v].map(|plane| strides(&plane))),
+            scale_elems: ix(layout.dtype().scale_elems()),
             kv_heads: ix(layer.kv_heads),
             k_dim: ix(layer.k_dim),
             v_dim: ix(layer.v_dim),
             allocation: ix(layer.allocation),
         })
+    }
+
+    /// All planes, in the order of records: K, V, and the scales of K and of V; each with its elements per head and token.
+    pub(super) fn planes(&self) -> impl Iterator<Item = (Strides, usize)> + use<> {
+        let scale_elems = self.scale_elems;
+        let scales = self.scales.into_iter().flatten().map(move |strides| (strides, scale_elems));
+        [(self.k, self.k_dim), (self.v, self.v_dim)].into_iter().chain(scales)
+    }
+
+    /// Elements of one head of one token, in all planes.
+    pub(super) fn head_elems(&self) -> usize {
+        self.planes().map(|(_, dim)| dim).sum()
     }
 }

@@ -44,7 +44,7 @@ mod portable;
 
 use half::{bf16, f16};
 
-use super::element::Stored;
+use super::element::{E4m3, Stored};
 use super::error::CpuError;
 
 /// Names one instruction set for all storages of the process, instead of the best of the machine: see [`Level::chosen`].
@@ -56,7 +56,7 @@ pub(super) trait Isa: Copy {
     type V: Copy;
 
     /// An array of [`LANES`](Self::LANES) elements in memory.
-    type Lanes<E: Stored>: Copy;
+    type Lanes<E: Stored>: Copy + AsRef<[E]> + AsMut<[E]>;
 
     /// Numbers in a vector: 8 or 16.
     const LANES: usize;
@@ -83,13 +83,22 @@ pub(super) trait Isa: Copy {
     fn load(self, x: &Self::Lanes<f32>) -> Self::V;
     fn load_f16(self, x: &Self::Lanes<f16>) -> Self::V;
     fn load_bf16(self, x: &Self::Lanes<bf16>) -> Self::V;
+    fn load_i8(self, x: &Self::Lanes<i8>) -> Self::V;
+    fn load_e4m3(self, x: &Self::Lanes<E4m3>) -> Self::V;
     fn store(self, x: Self::V, to: &mut Self::Lanes<f32>);
+
+    /// To the nearest, ties to even. A NaN is quieted and keeps its sign and the upper bits of its payload.
+    fn store_f16(self, x: Self::V, to: &mut Self::Lanes<f16>);
 
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
 
-    /// a where a > b, else b: NaN in `a` gives `b`.
+    /// a where a < b, else b: NaN in `a` gives `b`, and in `b` NaN.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+
+    /// a where a > b, else b: NaN in `a` gives `b`, and in `b` NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
 
     /// x where not a < b, so also where `a` is NaN; else 0.
@@ -221,8 +230,11 @@ mod tests {
             assert_eq!(read(isa.add(a, b)), x.iter().zip(&y).map(|(x, y)| x + y).collect::<Vec<_>>());
             assert_eq!(read(isa.sub(a, b)), x.iter().zip(&y).map(|(x, y)| x - y).collect::<Vec<_>>());
             assert_eq!(read(isa.max(a, b)), x.iter().zip(&y).map(|(x, y)| x.max(*y)).collect::<Vec<_>>());
+            assert_eq!(read(isa.min(a, b)), x.iter().zip(&y).map(|(x, y)| x.min(*y)).collect::<Vec<_>>());
+            assert_eq!(read(isa.div(a, b)), x.iter().zip(&y).map(|(x, y)| x / y).collect::<Vec<_>>());
             let nan = isa.splat(f32::NAN);
-            assert_eq!(read(isa.max(nan, b)), y);
+            assert_eq!((read(isa.max(nan, b)), read(isa.min(nan, b))), (y.clone(), y.clone()));
+            assert!(isa.sums([isa.max(a, nan), isa.min(a, nan)]).iter().all(|sum| sum.is_nan()));
             let left: Vec<_> = x.iter().zip(&y).map(|(x, y)| if x < y { 0.0 } else { 7.0 }).collect();
             assert_eq!(read(isa.unless_less(isa.splat(7.0), a, b)), left);
             assert_eq!(read(isa.unless_less(isa.splat(7.0), nan, b)), vec![7.0; I::LANES]);
@@ -238,6 +250,21 @@ mod tests {
             assert_eq!(read(isa.load_f16(&isa.padded(&half))), x);
             let brain: Vec<_> = y.iter().map(|y| bf16::from_f32(*y)).collect();
             assert_eq!(read(isa.load_bf16(&isa.padded(&brain))), y);
+            let mut stored = isa.padded(&[]);
+            isa.store_f16(a, &mut stored);
+            assert_eq!(stored.as_ref(), half);
+            let small: Vec<i8> = (0..I::LANES).map(|i| [-128, -127, -1, 0, 1, 127, 5][i % 7]).collect();
+            let wide: Vec<f32> = small.iter().map(|x| f32::from(*x)).collect();
+            assert_eq!(read(isa.load_i8(&isa.padded(&small))), wide);
+            for first in (0..=255).step_by(I::LANES) {
+                let codes: Vec<E4m3> = (0..I::LANES).map(|i| E4m3((first + i).min(255).try_into().unwrap())).collect();
+                let mut wide = isa.padded(&[0.0]);
+                isa.store(isa.load_e4m3(&isa.padded(&codes)), &mut wide);
+                for (code, wide) in codes.iter().zip(wide.as_ref()) {
+                    let right = code.to_f32();
+                    assert!(right.to_bits() == wide.to_bits() || (right.is_nan() && wide.is_nan()), "{code:?}: {wide}");
+                }
+            }
             // What is beyond the end of a row is zero.
             assert_eq!(read(isa.load(&isa.padded(&x[..3])))[..4], [x[0], x[1], x[2], 0.0]);
             let [sum_x, sum_y] = [&x, &y].map(|numbers| numbers.iter().sum::<f32>());

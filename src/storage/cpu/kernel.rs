@@ -12,9 +12,11 @@
 //! the call's parameters, and on nothing else. Neither tiling, nor the split among threads, nor the block size, nor the
 //! other rows of the batch can change a bit:
 //!
-//! * a score is one vector accumulator over `dim`, then one fixed tree ([`Isa::sums`]);
+//! * a score is one vector accumulator over `dim`, then one fixed tree ([`Isa::sums`]), then, where elements have scales,
+//!   a multiplication by that of the key;
 //! * the weights of a chunk are those of the positions that the row sees, in their order, summed in fixed lanes and by
 //!   a fixed tree;
+//! * where elements have scales, a weight is multiplied by that of the value after it was summed;
 //! * a chunk's weighted V is summed from zero in the order of positions, per element, over the positions that the row
 //!   sees only, then joined to the sum of the span by one multiply-add;
 //! * spans are joined from the first that the row sees anything of to the last, each by the same two factors.
@@ -174,16 +176,53 @@ impl<E> Tile<'_, E> {
         (self.first_token + row / self.group, kv_head * self.group + row % self.group)
     }
 
-    /// Points `rows` at the elements of some positions of a KV head, by their block and offset.
+    /// Calls `each` with the runs of some positions within blocks: block, offset, length.
     #[inline(always)]
-    fn gather<'s>(&'s self, kv_head: usize, positions: Range<usize>, strides: &Strides, rows: &mut Rows<'s, E>) {
-        rows.clear();
+    fn runs(&self, positions: Range<usize>, mut each: impl FnMut(usize, usize, usize)) {
         let Range { start: mut from, end } = positions;
         while from < end {
             let (block, offset) = (self.table[from / self.block_size], from % self.block_size);
             let count = (self.block_size - offset).min(end - from);
-            rows.add(&self.elems[strides.elem(block.index(), kv_head, offset)..], strides.token(), count);
+            each(block.index(), offset, count);
             from += count;
         }
+    }
+
+    /// Points `rows` at the elements of some positions of a KV head, by their block and offset.
+    #[inline(always)]
+    fn gather<'s>(&'s self, kv_head: usize, positions: Range<usize>, strides: &Strides, rows: &mut Rows<'s, E>) {
+        rows.clear();
+        self.runs(positions, |block, offset, count| {
+            rows.add(&self.elems[strides.elem(block, kv_head, offset)..], strides.token(), count);
+        });
+    }
+
+    /// Reads the scales of some positions of a KV head.
+    #[inline(always)]
+    fn gather_scales(&self, kv_head: usize, positions: Range<usize>, strides: &Strides, to: &mut [f32; CHUNK])
+    where
+        E: Stored,
+    {
+        let mut done = 0;
+        self.runs(positions, |block, offset, count| {
+            let from = &self.elems[strides.elem(block, kv_head, offset)..];
+            let to = &mut to[done..done + count];
+            done += count;
+            if strides.token() == E::SCALE_ELEMS {
+                // One after the other: a copy of bytes.
+                let from = from[..count * E::SCALE_ELEMS].chunks_exact(E::SCALE_ELEMS.max(1));
+                to.iter_mut().zip(from).for_each(|(to, from)| *to = E::scale(from));
+            } else {
+                to.iter_mut().enumerate().for_each(|(i, to)| *to = E::scale(&from[i * strides.token()..]));
+            }
+        });
+    }
+
+    /// Asks for the scales of some positions of a KV head ahead of their use.
+    #[inline(always)]
+    fn ask_for_scales<I: Isa>(&self, isa: I, kv_head: usize, positions: Range<usize>, strides: &Strides) {
+        self.runs(positions, |block, offset, _| {
+            isa.prefetch(self.elems.as_ptr().wrapping_add(strides.elem(block, kv_head, offset)));
+        });
     }
 }

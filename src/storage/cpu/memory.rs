@@ -13,7 +13,7 @@ use core::ptr::NonNull;
 use half::{bf16, f16};
 
 use super::CpuStats;
-use super::element::Stored;
+use super::element::{E4m3, Stored};
 use super::error::CpuError;
 use crate::layout::{DType, KvLayout};
 
@@ -65,14 +65,14 @@ impl<T: Stored> Buffer<T> {
 
 /// The same memory as bytes, in the order of the machine.
 pub(super) fn bytes_of<T: Stored>(elems: &[T]) -> &[u8] {
-    // SAFETY: the bytes of a slice that is borrowed for as long as the result. A `T` (`Stored` is sealed: `f32`, `f16`,
-    // `bf16`) has no padding, so that each byte is initialised, and a `u8` has no alignment to keep.
+    // SAFETY: the bytes of a slice that is borrowed for as long as the result. A `T` (`Stored` is private: `f32`,
+    // `f16`, `bf16`, `E4m3`, `i8`) has no padding, so that each byte is initialised, and a `u8` has no alignment to keep.
     unsafe { core::slice::from_raw_parts(elems.as_ptr().cast(), size_of_val(elems)) }
 }
 
 /// The same memory as bytes, to write.
 pub(super) fn bytes_of_mut<T: Stored>(elems: &mut [T]) -> &mut [u8] {
-    // SAFETY: as above, the borrow being unique; and whatever bytes are written are valid numbers of all three types.
+    // SAFETY: as above, the borrow being unique; and whatever bytes are written are valid numbers of all types.
     unsafe { core::slice::from_raw_parts_mut(elems.as_mut_ptr().cast(), size_of_val(elems)) }
 }
 
@@ -120,6 +120,8 @@ pub(super) enum Pools {
     F32(Vec<Buffer<f32>>),
     F16(Vec<Buffer<f16>>),
     BF16(Vec<Buffer<bf16>>),
+    F8E4M3(Vec<Buffer<E4m3>>),
+    I8(Vec<Buffer<i8>>),
 }
 
 /// Evaluates an expression over the allocations, whatever their element type.
@@ -129,6 +131,8 @@ macro_rules! each {
             $crate::storage::cpu::memory::Pools::F32($buffers) => $body,
             $crate::storage::cpu::memory::Pools::F16($buffers) => $body,
             $crate::storage::cpu::memory::Pools::BF16($buffers) => $body,
+            $crate::storage::cpu::memory::Pools::F8E4M3($buffers) => $body,
+            $crate::storage::cpu::memory::Pools::I8($buffers) => $body,
         }
     };
 }
@@ -147,6 +151,8 @@ impl Pools {
             DType::F32 => Self::F32(all(layout)?),
             DType::F16 => Self::F16(all(layout)?),
             DType::BF16 => Self::BF16(all(layout)?),
+            DType::F8E4M3 => Self::F8E4M3(all(layout)?),
+            DType::I8 => Self::I8(all(layout)?),
         })
     }
 
@@ -173,6 +179,7 @@ impl Pools {
         match self {
             Self::F32(_) => 4,
             Self::F16(_) | Self::BF16(_) => 2,
+            Self::F8E4M3(_) | Self::I8(_) => 1,
         }
     }
 

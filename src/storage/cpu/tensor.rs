@@ -6,6 +6,7 @@ use core::ops::Range;
 
 use super::element::{Data, Element};
 use super::error::CpuError;
+use super::isa::Isa;
 
 /// Shape and strides, in elements. A head is contiguous.
 #[derive(Clone, Copy, Debug)]
@@ -108,9 +109,9 @@ impl<'a> CpuTensor<'a> {
 
     /// A head as `f32`, and zeros behind it.
     #[inline(always)]
-    pub(super) fn widen(&self, token: usize, head: usize, to: &mut [f32]) {
+    pub(super) fn widen<I: Isa>(&self, isa: I, token: usize, head: usize, to: &mut [f32]) {
         let (to, behind) = to.split_at_mut(self.shape.dim);
-        self.data.widen(self.shape.elem(token, head), to);
+        self.data.widen(isa, self.shape.elem(token, head), to);
         behind.fill(0.0);
     }
 }

@@ -106,7 +106,7 @@ fn strides_of_tensors_change_nothing() {
 
 #[test]
 fn tensors_of_any_element_type_are_taken() {
-    for dtype in [DType::F32, DType::F16, DType::BF16] {
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::I8] {
         let (k, v, q) = (numbers(144, 1), numbers(144, 2), numbers(288, 3));
         let wide = written(dtype);
         let expected = attended(&wide, CpuTensor::new(&q, Q));
@@ -115,7 +115,7 @@ fn tensors_of_any_element_type_are_taken() {
         let mut narrow = storage(dtype);
         narrow.prepare((), &prompt(&[]), 1).unwrap();
         narrow.write_kv((), 1, CpuTensor::new(&half(&k), KV), CpuTensor::new(&brain(&v), KV)).unwrap();
-        assert_eq!(bits(&narrow), bits(&wide), "the numbers are exact in all formats");
+        assert_eq!(bits(&narrow), bits(&wide), "the numbers are exact in all formats of tensors");
         assert_eq!(attended(&narrow, CpuTensor::new(&half(&q), Q)), expected);
         assert_eq!(attended(&narrow, CpuTensor::new(&brain(&q), Q)), expected);
     }
@@ -297,7 +297,7 @@ fn strides_of_single_steps_may_be_anything() {
         head_stride_elems: u64::MAX,
         token_stride_elems: u64::MAX,
     };
-    let layer = LayerLayout { k: plane(3), v: plane(20), kv_heads: 1, k_dim: 8, v_dim: 8, allocation: 0 };
+    let layer = LayerLayout { k: plane(3), v: plane(20), scales: None, kv_heads: 1, k_dim: 8, v_dim: 8, allocation: 0 };
     let layout = KvLayout::custom(1, 1, DType::F32, alloc::vec![layer], alloc::vec![28]).unwrap();
     let mut storage = CpuStorage::new(layout).unwrap();
     storage.write_slot(0, Slot::new(0), &[1.0; 8], &[2.0; 8]).unwrap();
@@ -414,26 +414,35 @@ fn a_call_leaves_nothing_to_the_next() {
 /// Every element of every layer, looked up in the bytes by the layout's own planes.
 #[test]
 fn the_bytes_of_an_allocation_are_its_elements_in_order() {
-    for dtype in [DType::F32, DType::F16, DType::BF16] {
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::I8] {
         let storage = written(dtype);
         let size = usize::try_from(dtype.bytes()).unwrap();
         let wide = |bytes: &[u8]| match dtype {
             DType::F32 => f32::from_ne_bytes(bytes.try_into().unwrap()),
             DType::F16 => f16::from_ne_bytes(bytes.try_into().unwrap()).to_f32(),
             DType::BF16 => bf16::from_ne_bytes(bytes.try_into().unwrap()).to_f32(),
+            DType::I8 => f32::from(bytes[0].cast_signed()),
+            DType::F8E4M3 => panic!("no such case"),
         };
+        // K or V of a head of a token, and its scale.
+        let scale_bytes = ix(dtype.scale_elems()) * size;
         for layer in 0..2 {
             let bytes = storage.allocation(layer).unwrap();
-            assert_eq!(bytes.len(), 6 * 2 * 2 * 4 * 12 * size); // blocks, heads, K and V, tokens, elements
+            assert_eq!(bytes.len(), 6 * 2 * 2 * 4 * (12 * size + scale_bytes)); // blocks, heads, K and V, tokens, elements
             assert_eq!(bytes.as_ptr().align_offset(64), 0);
             assert_eq!(layer == 0, bytes.iter().all(|byte| *byte == 0), "`written` wrote layer 1 alone");
             let planes = storage.layout().layers()[ix(layer)];
             for slot in 0..24 {
                 let (k, v) = storage.read_slot(layer, Slot::new(slot)).unwrap();
-                for (plane, wanted) in [(planes.k, k), (planes.v, v)] {
+                let scales = planes.scales.map_or([None; 2], |scales| [Some(scales.k), Some(scales.v)]);
+                for (plane, scale, wanted) in [(planes.k, scales[0], k), (planes.v, scales[1], v)] {
                     for (head, wanted) in (0..).zip(wanted.chunks_exact(12)) {
-                        let at = usize::try_from(plane.elem(BlockId::new(slot / 4), head, slot % 4)).unwrap() * size;
-                        let got = bytes[at..].chunks_exact(size).map(wide);
+                        let at = |plane: Plane| {
+                            usize::try_from(plane.elem(BlockId::new(slot / 4), head, slot % 4)).unwrap() * size
+                        };
+                        let scale =
+                            scale.map_or(1.0, |plane| f32::from_ne_bytes(bytes[at(plane)..][..4].try_into().unwrap()));
+                        let got = bytes[at(plane)..].chunks_exact(size).map(|elem| wide(elem) * scale);
                         assert!(got.zip(wanted).all(|(got, wanted)| got == *wanted), "{dtype:?}, slot {slot}");
                     }
                 }
@@ -447,7 +456,7 @@ fn the_bytes_of_an_allocation_are_its_elements_in_order() {
 #[test]
 fn an_allocation_of_nothing_has_no_bytes() {
     let plane = |base_elems| Plane { base_elems, block_stride_elems: 2, head_stride_elems: 2, token_stride_elems: 2 };
-    let layer = LayerLayout { k: plane(0), v: plane(1), kv_heads: 1, k_dim: 1, v_dim: 1, allocation: 1 };
+    let layer = LayerLayout { k: plane(0), v: plane(1), scales: None, kv_heads: 1, k_dim: 1, v_dim: 1, allocation: 1 };
     let layout = KvLayout::custom(1, 1, DType::F16, alloc::vec![layer], alloc::vec![0, 2]).unwrap();
     let storage = CpuStorage::new(layout).unwrap();
     assert_eq!(storage.allocation(0), Some(&[][..]));

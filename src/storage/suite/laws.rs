@@ -321,11 +321,12 @@ pub(super) fn a_fork_that_appends_leaves_its_parent_unchanged<H: Harness>(dtype:
                 let seq = u32::from(position >= 37);
                 for layer in 0..model.layers {
                     let (k, v) = world.storage.read_slot(layer, world.slot(1, position))?;
-                    let want = |part| -> Vec<f32> {
+                    let want = |part, dim| -> Vec<f32> {
                         let token = world.content.token(&model, part, layer, seq, position);
-                        token.into_iter().map(|x| model.rounded(x)).collect()
+                        token.chunks(ix(dim)).flat_map(|head| model.kept(head)).collect()
                     };
-                    if k != want(super::shapes::Part::K) || v != want(super::shapes::Part::V) {
+                    if k != want(super::shapes::Part::K, model.k_dim) || v != want(super::shapes::Part::V, model.v_dim)
+                    {
                         return Err(format!("the child's position {position} on layer {layer} is wrong"));
                     }
                 }

@@ -23,9 +23,10 @@ const SLACK: f64 = 16.0;
 ///
 /// The tolerance is derived, per query head. Let u = 2⁻²⁴, the unit roundoff of `f32`.
 /// * A score is a sum of `k_dim` products in eight lanes: at most `k_dim` / 8 + 3 roundings on the way of each, and 3
-///   for the scale, the maximum and the exponent. Its error is at most (`k_dim` / 8 + 6) u S, where S is the largest
+///   for the scale, the maximum and the exponent. Its error is at most (`k_dim` / 8 + 8) u S, two for scales,, where S is the largest
 ///   |scale| × Σ|q·k| over the keys, and it enters the weights as a relative error. A weighted mean moves by at most
-///   twice the largest relative error of its weights, times the largest |v|.
+///   twice the largest relative error of its weights, times the largest |v|. Scales of keys and of values add a rounding
+///   each to the products that they are in, and the reference's rounding of element × scale to `f32` another.
 /// * The exponential adds 4 u per weight; a chunk of 64 and the joining of ⌈n / 64⌉ chunks add at most
 ///   64 + 2 ⌈n / 64⌉ + 4 roundings to each of the two sums.
 ///
@@ -43,11 +44,12 @@ pub(super) fn attention(
     positions: Range<u32>,
 ) -> Vec<Expected> {
     let [k_dim, v_dim, group] = [model.k_dim, model.v_dim, model.group].map(ix);
-    let read = |part| -> Vec<Vec<f64>> {
+    let read = |part, dim| -> Vec<Vec<f64>> {
         let token = |position| content.token(model, part, layer, seq, position);
-        (0..positions.end).map(|p| token(p).into_iter().map(|x| f64::from(model.rounded(x))).collect()).collect()
+        let kept = |head: &[f32]| model.kept(head).into_iter().map(f64::from);
+        (0..positions.end).map(|position| token(position).chunks(dim).flat_map(kept).collect()).collect()
     };
-    let (keys, values) = (read(Part::K), read(Part::V));
+    let (keys, values) = (read(Part::K, k_dim), read(Part::V, v_dim));
     let variant = model.variant;
     let row_start = positions.start;
     positions
@@ -74,7 +76,7 @@ pub(super) fn attention(
                         sum += (q * k).abs();
                     }
                     let mut score = dot * f64::from(model.scale);
-                    let mut error = (k_dim as f64 / 8.0 + 6.0) * sum * f64::from(model.scale.abs());
+                    let mut error = (k_dim as f64 / 8.0 + 8.0) * sum * f64::from(model.scale.abs());
                     if let Some(cap) = variant.soft_cap {
                         score = f64::from(cap) * (score / f64::from(cap)).tanh();
                         error += 14.0 * f64::from(cap);
@@ -100,7 +102,7 @@ pub(super) fn attention(
                     }
                 }
                 expected.values.extend(out);
-                let sums = 4.0 + 64.0 + 2.0 * (seen.len() as f64 / 64.0).ceil() + 4.0;
+                let sums = 6.0 + 64.0 + 2.0 * (seen.len() as f64 / 64.0).ceil() + 4.0;
                 let unit = 2.0_f64.powi(-24);
                 expected.tolerance.push((2.0 * size + 2.0 * sums) / SLACK * largest * unit);
                 let lse = if total > 0.0 { top + total.ln() } else { f64::NEG_INFINITY };

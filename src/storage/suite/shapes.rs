@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use half::{bf16, f16};
 
 use crate::id::ix;
-use crate::layout::{DType, KvLayout, KvShape, LayerLayout, Plane};
+use crate::layout::{DType, KvLayout, KvShape, LayerLayout, Plane, Scales};
 
 /// A small generator with a fixed definition (splitmix64), so that a seed means the same everywhere.
 #[derive(Clone, Copy)]
@@ -153,7 +153,8 @@ impl Model {
 
     fn foreign(&self, num_blocks: u32, block_size: u32) -> KvLayout {
         let [k_dim, v_dim, tokens] = [self.k_dim, self.v_dim, block_size].map(u64::from);
-        let head_stride_elems = k_dim + v_dim + 3;
+        let scale_elems = u64::from(self.dtype.scale_elems());
+        let head_stride_elems = k_dim + v_dim + 3 + 2 * scale_elems;
         let mut base = 5;
         let layers = (0..self.layers)
             .map(|index| {
@@ -163,8 +164,11 @@ impl Model {
                 let plane =
                     |base_elems| Plane { base_elems, block_stride_elems, head_stride_elems, token_stride_elems };
                 let (k, v) = (plane(base), plane(base + k_dim + 1));
+                // Behind K and V, at any address.
+                let after = base + k_dim + v_dim + 2;
+                let scales = (scale_elems > 0).then(|| Scales { k: plane(after), v: plane(after + scale_elems) });
                 base += u64::from(num_blocks) * block_stride_elems;
-                LayerLayout { k, v, kv_heads, k_dim: self.k_dim, v_dim: self.v_dim, allocation: 1 }
+                LayerLayout { k, v, scales, kv_heads, k_dim: self.k_dim, v_dim: self.v_dim, allocation: 1 }
             })
             .collect();
         KvLayout::custom(num_blocks, block_size, self.dtype, layers, alloc::vec![0, base]).unwrap()
@@ -178,26 +182,45 @@ impl Model {
             head_stride_elems: tokens * dim,
             token_stride_elems: dim,
         };
-        let [k_dim, v_dim] = [self.k_dim, self.v_dim].map(u64::from);
-        let k_elems = blocks * heads * tokens * k_dim;
-        let (k, v) = (plane(0, k_dim), plane(k_elems, v_dim));
+        let mut end = 0;
+        let [k, v, k_scales, v_scales] = [self.k_dim, self.v_dim, self.dtype.scale_elems(), self.dtype.scale_elems()]
+            .map(|dim| {
+                let dim = u64::from(dim);
+                let base = end;
+                end += blocks * heads * tokens * dim;
+                plane(base, dim)
+            });
+        let scales = (self.dtype.scale_elems() > 0).then_some(Scales { k: k_scales, v: v_scales });
         let (kv_heads, k_dim, v_dim) = (self.kv_heads, self.k_dim, self.v_dim);
-        let layers = (0..self.layers).map(|allocation| LayerLayout { k, v, kv_heads, k_dim, v_dim, allocation });
-        let elems = k_elems + blocks * heads * tokens * u64::from(v_dim);
-        let sizes = alloc::vec![elems; ix(self.layers)];
-        KvLayout::custom(num_blocks, block_size, self.dtype, layers.collect(), sizes).unwrap()
+        let layer = |allocation| LayerLayout { k, v, scales, kv_heads, k_dim, v_dim, allocation };
+        let sizes = alloc::vec![end; ix(self.layers)];
+        KvLayout::custom(num_blocks, block_size, self.dtype, (0..self.layers).map(layer).collect(), sizes).unwrap()
     }
 
-    /// What the storage keeps of a number.
-    pub(super) fn rounded(&self, x: f32) -> f32 {
+    /// What the storage keeps of the numbers of a head.
+    pub(super) fn kept(&self, head: &[f32]) -> Vec<f32> {
+        let each = |kept: fn(f32) -> f32| head.iter().map(|x| kept(*x)).collect();
         match self.dtype {
-            DType::F32 => x,
-            DType::F16 => f16::from_f32(x).to_f32(),
-            DType::BF16 => bf16::from_f32(x).to_f32(),
+            DType::F32 => head.to_vec(),
+            DType::F16 => each(|x| f16::from_f32(x).to_f32()),
+            DType::BF16 => each(|x| bf16::from_f32(x).to_f32()),
+            DType::F8E4M3 => each(e4m3),
+            DType::I8 => {
+                let scale = head.iter().fold(0.0_f32, |largest, x| largest.max(x.abs())) / 127.0;
+                head.iter().map(|x| (x / scale).round_ties_even() * scale).collect()
+            }
         }
     }
 }
 
+/// A number of at most 448 to three bits after the first, or to a multiple of 2⁻⁹ where that is coarser: as the nearest of
+/// two neighbours, ties to even.
+#[expect(clippy::cast_possible_truncation, reason = "an exponent")]
+fn e4m3(x: f32) -> f32 {
+    let exponent = if x == 0.0 { -6 } else { (x.abs().log2().floor() as i32).max(-6) };
+    let step = 2.0_f32.powi(exponent - 3);
+    (x / step).round_ties_even() * step
+}
 /// The numbers of all sequences: a function of the seed and of what they are for, so that nothing needs to be kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Content {

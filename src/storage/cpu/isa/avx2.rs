@@ -6,7 +6,7 @@ use core::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::{Isa, Work};
-use crate::storage::cpu::element::Stored;
+use crate::storage::cpu::element::{E4m3, Stored};
 
 const LANES: usize = 8;
 
@@ -75,9 +75,36 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> Self::V {
+        // SAFETY: `x` is 8 readable bytes; the load asks for no more, at any alignment.
+        let bytes = unsafe { _mm_loadl_epi64(x.as_ptr().cast()) };
+        op!(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)))
+    }
+
+    #[inline(always)]
+    fn load_e4m3(self, x: &[E4m3; LANES]) -> Self::V {
+        // SAFETY: `x` is 8 readable bytes (`E4m3` is a transparent `u8`); the load asks for no more, at any alignment.
+        let bytes = unsafe { _mm_loadl_epi64(x.as_ptr().cast()) };
+        // As f16 the sign, a zero, and the other seven bits are 2⁻⁸ of the number: the biases are 15 and 7.
+        let bits = op!(_mm_slli_epi16::<7>(_mm_cvtepi8_epi16(bytes)));
+        let bits = op!(_mm_and_si128(bits, _mm_set1_epi16(0xbf80_u16.cast_signed())));
+        let ones = op!(_mm_set1_epi16(0x3f80));
+        let nan = op!(_mm_cmpeq_epi16(_mm_and_si128(bits, ones), ones));
+        let bits = op!(_mm_or_si128(bits, _mm_and_si128(nan, _mm_set1_epi16(0x7c00))));
+        op!(_mm256_mul_ps(_mm256_cvtph_ps(bits), _mm256_set1_ps(256.0)))
+    }
+
+    #[inline(always)]
     fn store(self, x: Self::V, to: &mut [f32; LANES]) {
         // SAFETY: `to` is 32 writable bytes; the unaligned store asks for no more. The instruction: see `op`.
         unsafe { _mm256_storeu_ps(to.as_mut_ptr(), x) }
+    }
+
+    #[inline(always)]
+    fn store_f16(self, x: Self::V, to: &mut [f16; LANES]) {
+        let bits = op!(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x));
+        // SAFETY: `to` is 16 writable bytes; the unaligned store asks for no more. The instruction: see `op`.
+        unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), bits) }
     }
 
     #[inline(always)]
@@ -90,7 +117,18 @@ impl Isa for Avx2 {
         op!(_mm256_sub_ps(a, b))
     }
 
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        op!(_mm256_div_ps(a, b))
+    }
+
     // The instruction gives its second operand where either is NaN.
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        op!(_mm256_min_ps(a, b))
+    }
+
+    // As above.
     #[inline(always)]
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
         op!(_mm256_max_ps(a, b))

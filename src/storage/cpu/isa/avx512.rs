@@ -6,7 +6,7 @@ use core::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::{Isa, Work};
-use crate::storage::cpu::element::Stored;
+use crate::storage::cpu::element::{E4m3, Stored};
 
 const LANES: usize = 16;
 
@@ -81,9 +81,36 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> __m512 {
+        // SAFETY: `x` is 16 readable bytes; the unaligned load asks for no more.
+        let bytes = unsafe { _mm_loadu_si128(x.as_ptr().cast()) };
+        op!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)))
+    }
+
+    #[inline(always)]
+    fn load_e4m3(self, x: &[E4m3; LANES]) -> __m512 {
+        // SAFETY: `x` is 16 readable bytes (`E4m3` is a transparent `u8`); the unaligned load asks for no more.
+        let bytes = unsafe { _mm_loadu_si128(x.as_ptr().cast()) };
+        // As f16 the sign, a zero, and the other seven bits are 2⁻⁸ of the number: the biases are 15 and 7.
+        let bits = op!(_mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(bytes)));
+        let bits = op!(_mm256_and_si256(bits, _mm256_set1_epi16(0xbf80_u16.cast_signed())));
+        let ones = op!(_mm256_set1_epi16(0x3f80));
+        let nan = op!(_mm256_cmpeq_epi16_mask(_mm256_and_si256(bits, ones), ones));
+        let bits = op!(_mm256_mask_mov_epi16(bits, nan, _mm256_set1_epi16(0x7e00)));
+        op!(_mm512_mul_ps(_mm512_cvtph_ps(bits), _mm512_set1_ps(256.0)))
+    }
+
+    #[inline(always)]
     fn store(self, x: __m512, to: &mut [f32; LANES]) {
         // SAFETY: `to` is 64 writable bytes; the unaligned store asks for no more. The instruction: see `op`.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) }
+    }
+
+    #[inline(always)]
+    fn store_f16(self, x: __m512, to: &mut [f16; LANES]) {
+        let bits = op!(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x));
+        // SAFETY: `to` is 32 writable bytes; the unaligned store asks for no more. The instruction: see `op`.
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), bits) }
     }
 
     #[inline(always)]
@@ -96,7 +123,18 @@ impl Isa for Avx512 {
         op!(_mm512_sub_ps(a, b))
     }
 
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        op!(_mm512_div_ps(a, b))
+    }
+
     // The instruction gives its second operand where either is NaN.
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        op!(_mm512_min_ps(a, b))
+    }
+
+    // As above.
     #[inline(always)]
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
         op!(_mm512_max_ps(a, b))

@@ -7,7 +7,7 @@ use core::arch::asm;
 use half::{bf16, f16};
 
 use super::{Isa, Work};
-use crate::storage::cpu::element::Stored;
+use crate::storage::cpu::element::{E4m3, Stored};
 
 const LANES: usize = 8;
 
@@ -38,6 +38,30 @@ fn bits4<T>(x: &[T; LANES], first: usize) -> uint16x4_t {
     // SAFETY: `four` is 8 readable bytes, by the size asserted above; the load asks for no alignment beyond that of its
     // elements, which are `u16` in all but name. NEON: see `op`, as only methods of `Neon` call this.
     unsafe { vld1_u16(four.as_ptr().cast()) }
+}
+
+/// Eight bytes, extended by their signs.
+#[inline(always)]
+fn signed8<T>(x: &[T; LANES]) -> int16x8_t {
+    const { assert!(size_of::<T>() == 1) };
+    // SAFETY: `x` is 8 readable bytes, by the size asserted above; the load asks for no alignment. NEON: see `op`, as
+    // only methods of `Neon` call this.
+    let bytes = unsafe { vld1_s8(x.as_ptr().cast()) };
+    op!(vmovl_s8(bytes))
+}
+
+/// Four numbers of f16, exactly.
+#[inline(always)]
+fn widen_f16(bits: uint16x4_t) -> float32x4_t {
+    let wide: float32x4_t;
+    // SAFETY: one instruction of the base set, from a register to a register. It may set the sticky flag of invalid
+    // operations, for a signalling NaN, and is not said to preserve flags. (The intrinsic for it needs the type of half
+    // floats, which is not stable.)
+    unsafe {
+        asm!("fcvtl {wide:v}.4s, {bits:v}.4h", wide = lateout(vreg) wide, bits = in(vreg) bits,
+            options(pure, nomem, nostack));
+    }
+    wide
 }
 
 impl Isa for Neon {
@@ -71,18 +95,7 @@ impl Isa for Neon {
 
     #[inline(always)]
     fn load_f16(self, x: &[f16; LANES]) -> Self::V {
-        [0, 4].map(|first| {
-            let bits = bits4(x, first);
-            let wide: float32x4_t;
-            // SAFETY: one instruction of the base set, from a register to a register. It may set the sticky flag of
-            // invalid operations, for a signalling NaN, and is not said to preserve flags. (The intrinsic for it needs
-            // the type of half floats, which is not stable.)
-            unsafe {
-                asm!("fcvtl {wide:v}.4s, {bits:v}.4h", wide = lateout(vreg) wide, bits = in(vreg) bits,
-                    options(pure, nomem, nostack));
-            }
-            wide
-        })
+        [0, 4].map(|first| widen_f16(bits4(x, first)))
     }
 
     #[inline(always)]
@@ -94,10 +107,42 @@ impl Isa for Neon {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> Self::V {
+        let words = signed8(x);
+        [op!(vget_low_s16(words)), op!(vget_high_s16(words))].map(|half| op!(vcvtq_f32_s32(vmovl_s16(half))))
+    }
+
+    #[inline(always)]
+    fn load_e4m3(self, x: &[E4m3; LANES]) -> Self::V {
+        // As f16 the sign, a zero, and the other seven bits are 2⁻⁸ of the number: the biases are 15 and 7.
+        let bits = op!(vreinterpretq_u16_s16(vshlq_n_s16::<7>(signed8(x))));
+        let bits = op!(vandq_u16(bits, vdupq_n_u16(0xbf80)));
+        let ones = op!(vdupq_n_u16(0x3f80));
+        let nan = op!(vceqq_u16(vandq_u16(bits, ones), ones));
+        let bits = op!(vorrq_u16(bits, vandq_u16(nan, vdupq_n_u16(0x7c00))));
+        [op!(vget_low_u16(bits)), op!(vget_high_u16(bits))].map(|half| op!(vmulq_n_f32(widen_f16(half), 256.0)))
+    }
+
+    #[inline(always)]
     fn store(self, x: Self::V, to: &mut [f32; LANES]) {
         for (four, x) in to.chunks_exact_mut(4).zip(x) {
             // SAFETY: `four` is 16 writable bytes, and the store asks for the alignment of `f32`. NEON: see `op`.
             unsafe { vst1q_f32(four.as_mut_ptr(), x) }
+        }
+    }
+
+    #[inline(always)]
+    fn store_f16(self, x: Self::V, to: &mut [f16; LANES]) {
+        for (four, x) in to.chunks_exact_mut(4).zip(x) {
+            let bits: uint16x4_t;
+            // SAFETY: one instruction of the base set, from a register to a register, as `widen_f16`. It rounds to the
+            // nearest, ties to even, in the mode that Rust programs run in.
+            unsafe {
+                asm!("fcvtn {bits:v}.4h, {x:v}.4s", bits = lateout(vreg) bits, x = in(vreg) x,
+                    options(pure, nomem, nostack));
+            }
+            // SAFETY: `four` is 8 writable bytes, and the store asks for the alignment of `u16`. NEON: see `op`.
+            unsafe { vst1_u16(four.as_mut_ptr().cast(), bits) }
         }
     }
 
@@ -109,6 +154,17 @@ impl Isa for Neon {
     #[inline(always)]
     fn sub(self, a: Self::V, b: Self::V) -> Self::V {
         [op!(vsubq_f32(a[0], b[0])), op!(vsubq_f32(a[1], b[1]))]
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        [op!(vdivq_f32(a[0], b[0])), op!(vdivq_f32(a[1], b[1]))]
+    }
+
+    // Not `vminq_f32`, which gives NaN where either is.
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        [0, 1].map(|i| op!(vbslq_f32(vcltq_f32(a[i], b[i]), a[i], b[i])))
     }
 
     // Not `vmaxq_f32`, which gives NaN where either is.

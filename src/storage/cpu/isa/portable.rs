@@ -5,7 +5,7 @@ use core::array;
 use half::{bf16, f16};
 
 use super::{Isa, Work};
-use crate::storage::cpu::element::Stored;
+use crate::storage::cpu::element::{E4m3, Stored};
 
 const LANES: usize = 8;
 
@@ -48,8 +48,23 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> Self::V {
+        x.map(f32::from)
+    }
+
+    #[inline(always)]
+    fn load_e4m3(self, x: &[E4m3; LANES]) -> Self::V {
+        x.map(E4m3::to_f32)
+    }
+
+    #[inline(always)]
     fn store(self, x: Self::V, to: &mut [f32; LANES]) {
         *to = x;
+    }
+
+    #[inline(always)]
+    fn store_f16(self, x: Self::V, to: &mut [f16; LANES]) {
+        *to = x.map(f16::from_f32);
     }
 
     #[inline(always)]
@@ -60,6 +75,16 @@ impl Isa for Portable {
     #[inline(always)]
     fn sub(self, a: Self::V, b: Self::V) -> Self::V {
         array::from_fn(|i| a[i] - b[i])
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        array::from_fn(|i| a[i] / b[i])
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        array::from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
     }
 
     #[inline(always)]

@@ -15,11 +15,20 @@ use crate::storage::cpu::exp::{exp2, exp2_one};
 use crate::storage::cpu::isa::{Isa, Work};
 use crate::storage::cpu::rows::View;
 
+/// The scales of K and V, one per position.
+#[derive(Clone, Copy)]
+pub(super) struct ScaleView<'s> {
+    pub(super) keys: &'s [f32],
+    pub(super) values: &'s [f32],
+}
+
 /// Rows of K and V, one per position.
 #[derive(Clone, Copy)]
 pub(super) struct Chunk<'s, 'a, E> {
     pub(super) keys: View<'s, 'a, E>,
     pub(super) values: View<'s, 'a, E>,
+    /// Their scales, where they have any.
+    pub(super) scale: Option<ScaleView<'s>>,
     /// V to be asked for while keys are read; empty where it is at hand.
     pub(super) coming: View<'s, 'a, E>,
     /// K of what is read after this chunk, to be asked for in time; empty where it is at hand.
@@ -34,7 +43,11 @@ impl<E> Chunk<'_, '_, E> {
         let share = |row: usize| self.ahead.len() * row / of;
         let coming = if rows.start == 0 { self.coming } else { self.coming.slice(0..0) };
         let ahead = self.ahead.slice(share(rows.start)..share(rows.end));
-        Self { keys: self.keys.slice(positions.clone()), values: self.values.slice(positions), coming, ahead }
+        let scale = self.scale.map(|ScaleView { keys, values }| ScaleView {
+            keys: &keys[positions.clone()],
+            values: &values[positions.clone()],
+        });
+        Self { keys: self.keys.slice(positions.clone()), values: self.values.slice(positions), scale, coming, ahead }
     }
 }
 
@@ -78,7 +91,7 @@ impl<E: Stored> Meet<'_, '_, '_, '_, E> {
     #[inline(always)]
     fn group<I: Isa, const R: usize, const K: usize, const N: usize, const D: usize>(self, isa: I) {
         let Self { state, row, chunk, rules, biases, at, .. } = self;
-        let Chunk { keys, values, ahead, .. } = chunk;
+        let Chunk { keys, values, scale, ahead, .. } = chunk;
         let n = keys.len();
         let q: [&[f32]; R] = array::from_fn(|r| state.queries.view().get(row + r));
         let mut weights = [[0.0; CHUNK]; R];
@@ -92,10 +105,16 @@ impl<E: Stored> Meet<'_, '_, '_, '_, E> {
             scores::<I, E, R, 1, R>(isa, q, keys, &mut coming, j, &mut weights);
             j += 1;
         }
+        if let Some(scale) = scale {
+            multiply(&mut weights, scale.keys);
+        }
         for (weights, bias) in weights.iter_mut().zip(biases) {
             rules.bend(isa, weights, bias, n, at);
         }
         let alpha = soften(isa, &mut weights, &mut state.span[row..row + R], &mut coming);
+        if let Some(scale) = scale {
+            multiply(&mut weights, scale.values);
+        }
         let (stride, full) = (state.stride, state.v_dim / I::LANES);
         let acc = &mut state.span_acc[row * stride..][..R * stride];
         let coming = Coming::new(ahead);
@@ -116,6 +135,26 @@ impl<E: Stored> Meet<'_, '_, '_, '_, E> {
         }
         if state.v_dim % I::LANES != 0 {
             sums.rest(vector);
+        }
+    }
+}
+
+/// Some vectors as `f32`. Not by a closure: one that the compiler does not inline would lose the instruction set.
+#[inline(always)]
+fn loads<I: Isa, E: Stored, const N: usize>(isa: I, from: [&I::Lanes<E>; N]) -> [I::V; N] {
+    let mut wide = [isa.splat(0.0); N];
+    for i in 0..N {
+        wide[i] = E::load(isa, from[i]);
+    }
+    wide
+}
+
+/// Multiplies columns by their scales.
+#[inline(always)]
+fn multiply<const R: usize>(rows: &mut [[f32; CHUNK]; R], scales: &[f32]) {
+    for row in rows {
+        for (x, scale) in row.iter_mut().zip(scales) {
+            *x *= scale;
         }
     }
 }
@@ -144,7 +183,7 @@ fn scores<I: Isa, E: Stored, const R: usize, const K: usize, const N: usize>(
         if step > 0 {
             coming.ask(isa, pace);
         }
-        let key: [I::V; K] = array::from_fn(|k| E::load(isa, &full[k][step]));
+        let key = loads::<I, E, K>(isa, full.map(|full| &full[step]));
         for r in 0..R {
             let query = isa.load(&q_full[r][step]);
             for k in 0..K {
@@ -153,7 +192,8 @@ fn scores<I: Isa, E: Stored, const R: usize, const K: usize, const N: usize>(
         }
     }
     if keys.dim() % I::LANES != 0 {
-        let key: [I::V; K] = array::from_fn(|k| E::load(isa, &isa.padded(&rows[k][steps * I::LANES..])));
+        let rest = rows.map(|row| isa.padded(&row[steps * I::LANES..]));
+        let key = loads::<I, E, K>(isa, rest.each_ref());
         for r in 0..R {
             let query = isa.load(&q_all[r][steps]);
             for k in 0..K {
@@ -224,7 +264,7 @@ impl<I: Isa, E: Stored, const R: usize> Sums<'_, '_, '_, I, E, R> {
         for j in 0..self.values.len() {
             self.coming.ask(isa, self.pace);
             let full = &isa.vectors(self.values.get(j))[vector..][..D];
-            let value: [I::V; D] = array::from_fn(|d| E::load(isa, &full[d]));
+            let value = loads::<I, E, D>(isa, array::from_fn(|d| &full[d]));
             for (part, weights) in part.iter_mut().zip(self.weights) {
                 let weight = isa.splat(weights[j]);
                 for (part, value) in part.iter_mut().zip(value) {

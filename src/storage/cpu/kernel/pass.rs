@@ -3,18 +3,37 @@
 use core::array;
 use core::ops::Range;
 
-use super::meet::{Chunk, Meet};
+use super::meet::{Chunk, Meet, ScaleView};
 use super::rules::Positions;
 use super::scratch::{Inputs, LINE};
 use super::state::State;
 use super::{CHUNK, SPAN, Tile, WIDEN_ROWS};
 use crate::id::ix;
 use crate::storage::QueryMask;
-use crate::storage::cpu::element::Stored;
+use crate::storage::cpu::element::{Stored, widen_row};
 use crate::storage::cpu::geometry::Geometry;
 use crate::storage::cpu::isa::Isa;
 use crate::storage::cpu::rows::{Rows, View};
 use crate::storage::cpu::tensor::OutTile;
+
+/// Scales of a chunk, one per position.
+struct Scale {
+    keys: [f32; CHUNK],
+    values: [f32; CHUNK],
+}
+
+impl Default for Scale {
+    fn default() -> Self {
+        Self { keys: [0.0; CHUNK], values: [0.0; CHUNK] }
+    }
+}
+
+impl Scale {
+    #[inline(always)]
+    fn view(&self, len: usize) -> ScaleView<'_> {
+        ScaleView { keys: &self.keys[..len], values: &self.values[..len] }
+    }
+}
 
 /// Rows `first .. first + rows` of a tile over each of its KV heads.
 pub(super) struct Pass<'a, E> {
@@ -52,7 +71,7 @@ impl<E: Stored> Pass<'_, E> {
         self.each(|head, row| {
             let to = &mut q[(head * self.rows + row) * *q_stride..][..*q_stride];
             let (token, head) = tile.query(tile.heads.start + head, self.first + row);
-            tile.q.widen(token, head, to);
+            tile.q.widen(isa, token, head, to);
         });
         state.take_queries(q, *q_stride);
         for span in spans {
@@ -65,13 +84,14 @@ impl<E: Stored> Pass<'_, E> {
     /// One span, into a fresh state.
     #[inline(always)]
     fn span<I: Isa>(&self, isa: I, state: &mut State<'_>, (wide_k, wide_v): (&mut [f32], &mut [f32]), span: usize) {
-        let Tile { geometry: Geometry { k, v, k_dim, v_dim, .. }, ref heads, .. } = *self.tile;
+        let Tile { geometry: Geometry { k, v, scales, k_dim, v_dim, .. }, ref heads, .. } = *self.tile;
         // What the first row sees begins first, what the last one sees ends last: nothing beyond is touched.
         let (seen_from, seen_to) = (self.tile.seen(self.token(0)).start, self.tile.seen(self.token(self.rows - 1)).end);
         let (begin, end) = (seen_from.max(span * SPAN), seen_to.min((span + 1) * SPAN));
         let upto = |from: usize| end.min((from / CHUNK + 1) * CHUNK);
         let as_stored = E::WIDE || self.rows < WIDEN_ROWS;
         let (mut keys, mut values, mut ahead) = (Rows::new(*k_dim), Rows::new(*v_dim), Rows::new(*k_dim));
+        let mut scale = Scale::default();
         self.tile.gather(heads.start, begin..upto(begin), k, &mut keys);
         let mut from = begin;
         while from < end {
@@ -79,22 +99,30 @@ impl<E: Stored> Pass<'_, E> {
             for head in heads.clone() {
                 self.tile.gather(head, from..to, v, &mut values);
                 // What is read next: the next head, or the next chunk, which may lie in the next span.
-                if head + 1 < heads.end {
-                    self.tile.gather(head + 1, from..to, k, &mut ahead);
+                let (next, positions) = if head + 1 < heads.end {
+                    (head + 1, from..to)
                 } else {
-                    self.tile.gather(heads.start, to..seen_to.min(to + CHUNK), k, &mut ahead);
-                }
+                    (heads.start, to..seen_to.min(to + CHUNK))
+                };
+                self.tile.gather(next, positions.clone(), k, &mut ahead);
+                let scale = scales.as_ref().map(|[k, v]| {
+                    self.tile.ask_for_scales(isa, next, positions.clone(), k);
+                    self.tile.ask_for_scales(isa, next, positions, v);
+                    self.tile.gather_scales(head, from..to, k, &mut scale.keys);
+                    self.tile.gather_scales(head, from..to, v, &mut scale.values);
+                    scale.view(to - from)
+                });
                 let keys_here = keys.view();
                 if as_stored {
                     let (values, ahead) = (values.view(), ahead.view());
-                    let chunk = Chunk { keys: keys_here, values, coming: values, ahead };
+                    let chunk = Chunk { keys: keys_here, values, scale, coming: values, ahead };
                     self.chunk(isa, state, head, chunk, from);
                 } else {
                     // Widening is exact, so that the bits are those of above.
                     let (keys, values) = (widen(isa, keys_here, wide_k), widen(isa, values.view(), wide_v));
                     let (keys, values) = (keys.view(), values.view());
                     let none = keys.slice(0..0);
-                    let chunk = Chunk { keys, values, coming: none, ahead: none };
+                    let chunk = Chunk { keys, values, scale, coming: none, ahead: none };
                     self.chunk(isa, state, head, chunk, from);
                 }
                 core::mem::swap(&mut keys, &mut ahead);
@@ -145,7 +173,7 @@ impl<E: Stored> Pass<'_, E> {
         mask: QueryMask<'_>,
     ) {
         let tile = self.tile;
-        let (mut keys, mut values) = (Rows::new(0), Rows::new(0));
+        let (mut keys, mut values, mut scale) = (Rows::new(0), Rows::new(0), Scale::default());
         let mut row = 0;
         while row < self.rows {
             let token = self.token(row);
@@ -161,10 +189,16 @@ impl<E: Stored> Pass<'_, E> {
             }
             let which = || at[..count_seen].iter().map(|at| at - from);
             let (keys, values) = (chunk.keys.pick(which(), &mut keys), chunk.values.pick(which(), &mut values));
+            let scale = chunk.scale.map(|all| {
+                for (to, from) in which().enumerate() {
+                    (scale.keys[to], scale.values[to]) = (all.keys[from], all.values[from]);
+                }
+                scale.view(count_seen)
+            });
             while row < self.rows && self.token(row) == token {
                 let alike = |count| row + count <= self.rows && self.token(row + count - 1) == token;
                 let count = together::<I, W>(alike);
-                let part = Chunk { keys, values, ..chunk }.slice(0..keys.len(), row..row + count, self.rows);
+                let part = Chunk { keys, values, scale, ..chunk }.slice(0..keys.len(), row..row + count, self.rows);
                 self.some(isa, state, head, row..row + count, part, Positions::At(&at[..count_seen]));
                 row += count;
             }
@@ -231,12 +265,7 @@ fn widen<'s, I: Isa, E: Stored>(isa: I, from: View<'_, '_, E>, scratch: &'s mut 
     let stride = from.dim().next_multiple_of(LINE);
     for (row, wide) in scratch.chunks_exact_mut(stride).take(from.len()).enumerate() {
         let row = from.get(row);
-        let full = isa.vectors(row);
-        for (wide, elems) in isa.vectors_mut(wide).iter_mut().zip(full) {
-            isa.store(E::load(isa, elems), wide);
-        }
-        let done = full.len() * I::LANES;
-        E::widen(&row[done..], &mut wide[done..row.len()]);
+        widen_row(isa, row, &mut wide[..row.len()]);
     }
     let mut rows = Rows::new(from.dim());
     rows.add(scratch, stride, from.len());

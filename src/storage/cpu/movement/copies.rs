@@ -92,7 +92,7 @@ fn one_by_one(pools: &mut Pools, layers: &[Geometry], block_size: usize, copies:
     for copy in copies {
         let [src, dst] = [copy.src, copy.dst].map(|block| block.index());
         for layer in layers {
-            for (strides, dim) in [(&layer.k, layer.k_dim), (&layer.v, layer.v_dim)] {
+            for (strides, dim) in layer.planes() {
                 let from = strides.runs(src, layer.kv_heads, block_size, dim);
                 let to = strides.runs(dst, layer.kv_heads, block_size, dim);
                 each!(&mut *pools, buffers => {

@@ -24,7 +24,7 @@ impl Records {
         let mut block_bytes = 0_usize;
         let first = |layer: &Geometry| {
             let first = block_bytes;
-            let slot_bytes = (layer.k_dim + layer.v_dim).saturating_mul(elem_bytes);
+            let slot_bytes = layer.head_elems().saturating_mul(elem_bytes);
             let bytes = slot_bytes.saturating_mul(layer.kv_heads).saturating_mul(block_size);
             block_bytes = block_bytes.saturating_add(bytes);
             first
@@ -38,7 +38,9 @@ impl Records {
 struct Piece {
     record: core::ops::Range<usize>,
     memory: core::ops::Range<usize>,
-    /// Bytes of K or V that come after in the record, and nearly so in memory; see [`Mover::copy`].
+    /// Bytes of a number.
+    unit: usize,
+    /// Bytes of the same plane that come after in the record, and nearly so in memory; see [`Mover::copy`].
     follows: usize,
 }
 
@@ -50,8 +52,8 @@ impl CpuStorage {
 
     /// Gathers blocks into records, one after the other: for a swap to another storage, or to a slower tier.
     ///
-    /// A record is, for each layer in order, K then V, each `[kv_heads, block_size, dim]`, elements in little-endian
-    /// order. It does not depend on the layout: it can be [written](Self::write_blocks) to any storage whose layers have
+    /// A record is, for each layer in order, K then V, each `[kv_heads, block_size, dim]`, and where the element type has
+    /// scales those of K and of V, each `[kv_heads, block_size]` in `f32`; all in little-endian order. It does not depend on the layout: it can be [written](Self::write_blocks) to any storage whose layers have
     /// the same heads, sizes of heads, block size and element type. Blocks may repeat.
     ///
     /// Large gathers run on the threads of the current `rayon` pool (with the feature) and write past the caches.
@@ -83,7 +85,7 @@ impl CpuStorage {
     /// ```
     pub fn read_blocks(&self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), CpuError> {
         self.check_records(blocks, to.len())?;
-        let (bytes, layers, size) = (to.len(), self.layers.len(), self.pools.elem_bytes());
+        let (bytes, layers) = (to.len(), self.layers.len());
         let to = Shared::new(to);
         spread(blocks.len() * layers, bytes, |task, mover| {
             let (index, layer) = (task / layers, task % layers);
@@ -93,7 +95,7 @@ impl CpuStorage {
                 // of different layers, that is of different parts of a record.
                 let to = unsafe { to.claim(piece.record) };
                 // SAFETY: by the same, nothing in this call touches `to` again, and nothing else can before it returns.
-                unsafe { copy(mover, &memory[piece.memory], to, size, piece.follows) };
+                unsafe { copy(mover, &memory[piece.memory], to, piece.unit, piece.follows) };
             });
         });
         Ok(())
@@ -127,7 +129,7 @@ impl CpuStorage {
                         for piece in pieces {
                             let (from, to) = (&from[piece.record], &mut memory[piece.memory]);
                             // SAFETY: the contract is about stores past the caches, and this mover makes none.
-                            unsafe { copy(mover, from, to, size, 0) };
+                            unsafe { copy(mover, from, to, piece.unit, 0) };
                         }
                     });
                 }
@@ -147,7 +149,7 @@ impl CpuStorage {
                 // `Regions` has shown that all slots, heads and layers are apart.
                 let to = unsafe { memory.claim(piece.memory) };
                 // SAFETY: by the same, nothing in this call touches `to` again, and nothing else can before it returns.
-                unsafe { copy(mover, &from[piece.record], to, size, piece.follows) };
+                unsafe { copy(mover, &from[piece.record], to, piece.unit, piece.follows) };
             });
         });
         Ok(())
@@ -182,21 +184,22 @@ impl Records {
         size: usize,
         mut each: impl FnMut(Piece),
     ) {
-        let first = index * self.block_bytes + self.layers[layer];
-        let slot_bytes = geometry.kv_heads * block_size * size;
-        let runs = |strides: Strides, dim, first| {
-            let end = first + slot_bytes * dim;
-            let mut at: usize = first;
+        let mut first = index * self.block_bytes + self.layers[layer];
+        let slots = geometry.kv_heads * block_size;
+        let mut runs = |strides: Strides, dim: usize, unit: usize| {
+            let mut at = first;
+            first += slots * dim * size;
+            let end = first;
             strides.runs(block.index(), geometry.kv_heads, block_size, dim).map(move |run| {
                 let memory = run.start * size..run.end * size;
                 let record = at..at + memory.len();
                 at = record.end;
                 let follows = end - at;
-                Piece { record, memory, follows }
+                Piece { record, memory, unit, follows }
             })
         };
-        let mut k = runs(geometry.k, geometry.k_dim, first);
-        let mut v = runs(geometry.v, geometry.v_dim, first + slot_bytes * geometry.k_dim);
+        let mut k = runs(geometry.k, geometry.k_dim, size);
+        let mut v = runs(geometry.v, geometry.v_dim, size);
         // In turn: in the default layout they are neighbours in memory.
         loop {
             match (k.next(), v.next()) {
@@ -204,10 +207,13 @@ impl Records {
                 (k, v) => k.into_iter().chain(v).for_each(&mut each),
             }
         }
+        for strides in geometry.scales.into_iter().flatten() {
+            runs(strides, geometry.scale_elems, geometry.scale_elems * size).for_each(&mut each);
+        }
     }
 }
 
-/// Copies elements of `size` bytes between the order of the machine and little-endian order, whichever way.
+/// Copies numbers of `size` bytes between the order of the machine and little-endian order, whichever way.
 ///
 /// # Safety
 /// As [`Mover::copy`].

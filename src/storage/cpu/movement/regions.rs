@@ -50,7 +50,7 @@ impl Region {
 pub(in super::super) struct Regions {
     /// All memory of K and V, in regions that are pairwise disjoint. Empty where that could not be shown.
     pub(super) regions: Vec<Region>,
-    /// Per layer, whether K and V of all slots and heads are pairwise disjoint.
+    /// Per layer, whether K and V of all slots and heads, and their scales, are pairwise disjoint.
     apart: Vec<bool>,
     /// Whether all of that holds across layers too.
     pub(super) all_apart: bool,
@@ -70,16 +70,16 @@ impl Regions {
         let mut complete = true;
         for layer in layers {
             let of = |planes: &[(Strides, usize)]| region(layer, planes, num_blocks, block_size);
-            let (k, v) = ((layer.k, layer.k_dim), (layer.v, layer.v_dim));
-            let found = of(&[k, v]).map(|both| alloc::vec![both]);
-            let found = found.or_else(|| Some(alloc::vec![of(&[k])?, of(&[v])?]));
+            let planes: Vec<_> = layer.planes().collect();
+            let found = of(&planes).map(|all| alloc::vec![all]);
+            let found = found.or_else(|| planes.iter().map(|plane| of(&[*plane])).collect());
             let Some(found) = found else {
                 apart.push(false);
                 complete = false;
                 continue;
             };
             // Of heads that share memory there may be any number.
-            let written = layer.kv_heads.saturating_mul(block_size).saturating_mul(layer.k_dim + layer.v_dim);
+            let written = layer.kv_heads.saturating_mul(block_size).saturating_mul(layer.head_elems());
             let kept: usize = found.iter().map(Region::elems).sum();
             apart.push(written == kept && disjoint(&found, num_blocks));
             elems = elems.saturating_add(written);
@@ -186,6 +186,7 @@ mod tests {
         let layer = |[k, v]: &[[u64; 4]; 2]| LayerLayout {
             k: plane(*k),
             v: plane(*v),
+            scales: None,
             kv_heads: 2,
             k_dim: 8,
             v_dim,

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use half::{bf16, f16};
 
 use crate::id::{BlockId, ix};
-use crate::layout::{DType, KvLayout, KvShape, LayerLayout, Plane};
+use crate::layout::{DType, KvLayout, KvShape, LayerLayout, Plane, Scales};
 use crate::step::{BlockCopy, Step, TableRow};
 use crate::storage::KvStorage;
 use crate::storage::cpu::{CpuError, CpuStorage, CpuTensor};
@@ -14,7 +14,9 @@ use crate::storage::cpu::{CpuError, CpuStorage, CpuTensor};
 const NUM_BLOCKS: u32 = 24;
 const LAYERS: u32 = 3;
 const HEADS: u32 = 3;
-const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+/// Those of tensors.
+const TENSORS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+const DTYPES: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::I8];
 
 /// How layers lie, and whether a later one may share memory with an earlier one.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -55,11 +57,19 @@ impl Case {
             token_stride_elems,
         };
         let custom = |planes: &dyn Fn(u64) -> [[u64; 4]; 2], elems: u64| {
+            // Scales lie behind everything else, a plane each, whatever shares its memory; and at any address.
+            let scale = u64::from(dtype.scale_elems());
+            let scale_elems = blocks * heads * tokens * scale;
+            let scales =
+                |index: u64| plane([elems + 1 + index * scale_elems, heads * tokens * scale, tokens * scale, scale]);
             let layer = |index: u32| {
                 let [k, v] = planes(index.into()).map(plane);
-                LayerLayout { k, v, kv_heads: HEADS, k_dim, v_dim, allocation: 1 }
+                let [first, second] = [0, 1].map(|which| scales(2 * u64::from(index) + which));
+                let scales = (scale > 0).then_some(Scales { k: first, v: second });
+                LayerLayout { k, v, scales, kv_heads: HEADS, k_dim, v_dim, allocation: 1 }
             };
             let layers = (0..LAYERS).map(layer).collect();
+            let elems = elems + 1 + 2 * u64::from(LAYERS) * scale_elems;
             KvLayout::custom(NUM_BLOCKS, block_size, dtype, layers, alloc::vec![7, elems]).unwrap()
         };
         let block = heads * tokens * (k + v);
@@ -170,6 +180,7 @@ impl Source {
             DType::F32 => Self::F32(places.map(|at| f32::from_bits(wide(at))).collect()),
             DType::F16 => Self::F16(places.map(|at| f16::from_bits(short(at))).collect()),
             DType::BF16 => Self::BF16(places.map(|at| bf16::from_bits(short(at))).collect()),
+            DType::F8E4M3 | DType::I8 => panic!("{dtype:?} is no type of tensors"),
         }
     }
 
@@ -182,22 +193,58 @@ impl Source {
         tensor.with_strides(token_stride, head_stride)
     }
 
-    /// The bytes that a storage keeps of an element: its own where it has the same type, else by way of `f32`.
-    fn stored(&self, at: usize, dtype: DType) -> Vec<u8> {
-        let wide = match (self, dtype) {
-            (Self::F32(data), DType::F32) => return data[1 + at].to_ne_bytes().to_vec(),
-            (Self::F16(data), DType::F16) => return data[1 + at].to_ne_bytes().to_vec(),
-            (Self::BF16(data), DType::BF16) => return data[1 + at].to_ne_bytes().to_vec(),
-            (Self::F32(data), _) => data[1 + at],
-            (Self::F16(data), _) => data[1 + at].to_f32(),
-            (Self::BF16(data), _) => data[1 + at].to_f32(),
+    /// The bytes that a storage keeps of a head, and those of its scale: its own where it has the same type, else by way
+    /// of `f32`. `None` where integers would hold a NaN.
+    #[expect(clippy::cast_possible_truncation, reason = "whole numbers of at most 127")]
+    fn stored(&self, at: usize, dim: usize, dtype: DType) -> Option<(Vec<u8>, Vec<u8>)> {
+        let places = 1 + at..1 + at + dim;
+        let own = |bytes: Vec<u8>| Some((bytes, Vec::new()));
+        let wide: Vec<f32> = match (self, dtype) {
+            (Self::F32(data), DType::F32) => return own(data[places].iter().flat_map(|x| x.to_ne_bytes()).collect()),
+            (Self::F16(data), DType::F16) => return own(data[places].iter().flat_map(|x| x.to_ne_bytes()).collect()),
+            (Self::BF16(data), DType::BF16) => return own(data[places].iter().flat_map(|x| x.to_ne_bytes()).collect()),
+            (Self::F32(data), _) => data[places].to_vec(),
+            (Self::F16(data), _) => data[places].iter().map(|x| x.to_f32()).collect(),
+            (Self::BF16(data), _) => data[places].iter().map(|x| x.to_f32()).collect(),
         };
+        let most = |x: &f32, most: f32| if x.is_nan() { *x } else { x.clamp(-most, most) };
         match dtype {
-            DType::F32 => wide.to_ne_bytes().to_vec(),
-            DType::F16 => f16::from_f32(wide).to_ne_bytes().to_vec(),
-            DType::BF16 => bf16::from_f32(wide).to_ne_bytes().to_vec(),
+            DType::F32 => own(wide.iter().flat_map(|x| x.to_ne_bytes()).collect()),
+            DType::F16 => own(wide.iter().flat_map(|x| f16::from_f32(most(x, 65_504.0)).to_ne_bytes()).collect()),
+            DType::BF16 => {
+                let largest = bf16::MAX.to_f32();
+                own(wide.iter().flat_map(|x| bf16::from_f32(most(x, largest)).to_ne_bytes()).collect())
+            }
+            DType::F8E4M3 => own(wide.iter().map(|x| e4m3(*x)).collect()),
+            DType::I8 => {
+                let finite: Option<Vec<f32>> = wide.iter().map(|x| (!x.is_nan()).then(|| most(x, f32::MAX))).collect();
+                let finite = finite?;
+                let scale = finite.iter().fold(0.0_f32, |largest, x| largest.max(x.abs())) / 127.0;
+                let elem =
+                    |x: &f32| if scale == 0.0 { 0.0 } else { (x / scale).round_ties_even().clamp(-127.0, 127.0) };
+                Some((finite.iter().map(|x| (elem(x) as i8).cast_unsigned()).collect(), scale.to_ne_bytes().to_vec()))
+            }
         }
     }
+}
+
+/// The code of the nearest number, of two the even one: by search among all, smallest first.
+fn e4m3(x: f32) -> u8 {
+    let sign = if x.is_sign_negative() { 0x80 } else { 0 };
+    if x.is_nan() {
+        return sign | 0x7f;
+    }
+    let size = |code: u8| match code >> 3 {
+        0 => f32::from(code) / 512.0,
+        exponent => (1.0 + f32::from(code & 7) / 8.0) * (f32::from(exponent) - 7.0).exp2(),
+    };
+    let off = |code: u8| (f64::from(size(code)) - f64::from(x.abs())).abs();
+    // 0x7e is the largest.
+    let nearest = (1..=0x7e).fold(0, |best, code| {
+        let closer = off(code) < off(best) || (off(code) == off(best) && code % 2 == 0);
+        if closer { code } else { best }
+    });
+    sign | nearest
 }
 
 /// Writes rows of these tables and compares with the walk over elements.
@@ -222,14 +269,35 @@ fn check_write(case: &Case, tensor: DType, rows: &[TableRow<'_>]) {
             for (slot, token) in step.tables().slots().iter().zip(0..) {
                 let (block, offset) = (slot.block(case.block_size), slot.offset(case.block_size));
                 for head in 0..HEADS {
-                    for (plane, source, dim) in [(&layer.k, &k, k_dim), (&layer.v, &v, v_dim)] {
+                    let scales = layer.scales.map_or([None; 2], |scales| [Some(scales.k), Some(scales.v)]);
+                    for (plane, scales, source, dim) in
+                        [(&layer.k, scales[0], &k, k_dim), (&layer.v, scales[1], &v, v_dim)]
+                    {
                         let (token_stride, head_stride) = strides(dim);
                         let from = token * token_stride + ix(head) * head_stride;
                         let to = byte(plane, block, head, offset, size);
-                        for d in 0..dim {
-                            expected[ix(layer.allocation)][to + d * size..][..size]
-                                .copy_from_slice(&source.stored(from + d, case.dtype));
+                        let expected = &mut expected[ix(layer.allocation)];
+                        let scale_at = scales.map(|plane| byte(&plane, block, head, offset, size));
+                        // Elements of 0 where the scale is NaN.
+                        let nan = || (alloc::vec![0; dim], f32::NAN.to_ne_bytes().to_vec());
+                        let (bytes, scale) = source.stored(from, dim, case.dtype).unwrap_or_else(nan);
+                        expected[to..][..bytes.len()].copy_from_slice(&bytes);
+                        if let Some(at) = scale_at {
+                            expected[at..][..4].copy_from_slice(&scale);
                         }
+                    }
+                }
+            }
+            // Any NaN will do.
+            for slot in step.tables().slots() {
+                let (block, offset) = (slot.block(case.block_size), slot.offset(case.block_size));
+                let planes = layer.scales.map_or_else(Vec::new, |scales| alloc::vec![scales.k, scales.v]);
+                for (plane, head) in planes.iter().flat_map(|plane| (0..HEADS).map(move |head| (plane, head))) {
+                    let at = byte(plane, block, head, offset, size);
+                    let got = &storage.allocation(layer.allocation).unwrap()[at..][..4];
+                    let expected = &mut expected[ix(layer.allocation)][at..][..4];
+                    if [&*expected, got].iter().all(|x| f32::from_ne_bytes((*x).try_into().unwrap()).is_nan()) {
+                        expected.copy_from_slice(got);
                     }
                 }
             }
@@ -244,6 +312,8 @@ fn same(left: &[Vec<u8>], right: &[Vec<u8>], case: &Case) -> bool {
         DType::F32 => f32::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
         DType::F16 => f16::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
         DType::BF16 => bf16::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
+        DType::F8E4M3 => bytes[0] & 0x7f == 0x7f,
+        DType::I8 => false,
     };
     left.iter().zip(right).all(|(left, right)| {
         let mut pairs = left.chunks_exact(case.size()).zip(right.chunks_exact(case.size()));
@@ -260,7 +330,7 @@ fn writes_are_those_of_a_walk_over_elements() {
     let blocks = scattered();
     for case in cases(&DTYPES) {
         let full = case.block_size * (NUM_BLOCKS - 3);
-        for tensor in DTYPES {
+        for tensor in TENSORS {
             check_write(
                 &case,
                 tensor,
@@ -282,7 +352,7 @@ fn writes_are_those_of_a_walk_over_elements() {
 #[test]
 fn of_tokens_for_one_slot_the_last_stays() {
     let blocks = scattered();
-    for case in cases(&[DType::F16]) {
+    for case in cases(&[DType::F16, DType::I8]) {
         let len = case.block_size * 10;
         let row = |from: usize, start, len| TableRow { start, len, blocks: &blocks[from..][..12] };
         check_write(&case, DType::F16, &[row(0, 0, len), row(4, 1, len - 1), row(4, 0, 1)]);
@@ -291,7 +361,7 @@ fn of_tokens_for_one_slot_the_last_stays() {
 
 #[test]
 fn copies_are_those_of_a_walk_over_elements() {
-    for case in cases(&[DType::F32, DType::BF16]) {
+    for case in cases(&[DType::F32, DType::BF16, DType::I8]) {
         for count in [1, 5, NUM_BLOCKS / 2] {
             let blocks = scattered();
             let (sources, destinations) = blocks.split_at(ix(NUM_BLOCKS / 2));
@@ -304,7 +374,7 @@ fn copies_are_those_of_a_walk_over_elements() {
                 storage.prepare((), &step, 0).unwrap();
                 storage.copy_blocks(()).unwrap();
                 for copy in &copies {
-                    walk(&case, |_, plane, head, offset, bytes, allocation| {
+                    walk(&case, |_, plane, head, offset, [bytes, _], allocation| {
                         let [from, to] = [copy.src, copy.dst].map(|id| byte(plane, id, head, offset, case.size()));
                         expected[allocation].copy_within(from..from + bytes, to);
                     });
@@ -315,16 +385,17 @@ fn copies_are_those_of_a_walk_over_elements() {
     }
 }
 
-/// Every head of every token of a block in the order of a record: byte of the record, plane, head, offset, bytes,
-/// allocation.
-fn walk(case: &Case, mut each: impl FnMut(usize, &Plane, u32, u32, usize, usize)) -> usize {
+/// Every head of every token of a block in the order of a record: byte of the record, plane, head, offset, bytes and those
+/// of one number, allocation.
+fn walk(case: &Case, mut each: impl FnMut(usize, &Plane, u32, u32, [usize; 2], usize)) -> usize {
     let mut at = 0;
     for layer in case.layout().layers() {
-        for (plane, dim) in [(&layer.k, layer.k_dim), (&layer.v, layer.v_dim)] {
+        for (index, (plane, dim)) in layer.planes(case.dtype).enumerate() {
             for head in 0..HEADS {
                 for offset in 0..case.block_size {
                     let bytes = ix(dim) * case.size();
-                    each(at, plane, head, offset, bytes, ix(layer.allocation));
+                    let unit = if index < 2 { case.size() } else { 4 };
+                    each(at, &plane, head, offset, [bytes, unit], ix(layer.allocation));
                     at += bytes;
                 }
             }
@@ -333,7 +404,7 @@ fn walk(case: &Case, mut each: impl FnMut(usize, &Plane, u32, u32, usize, usize)
     at
 }
 
-/// Elements of a record, turned into the order of the machine.
+/// Numbers of a record, turned into the order of the machine.
 fn native(record: &[u8], size: usize) -> Vec<u8> {
     let turn = cfg!(target_endian = "big");
     let element = |bytes: &[u8]| if turn { bytes.iter().rev().copied().collect() } else { bytes.to_vec() };
@@ -343,7 +414,7 @@ fn native(record: &[u8], size: usize) -> Vec<u8> {
 #[test]
 fn records_are_those_of_a_walk_over_elements() {
     let blocks = scattered();
-    for case in cases(&[DType::F32, DType::F16]) {
+    for case in cases(&[DType::F32, DType::F16, DType::I8]) {
         for count in [0, 1, 6, ix(NUM_BLOCKS)] {
             let blocks = &blocks[..count];
             on_threads(|| {
@@ -356,20 +427,19 @@ fn records_are_those_of_a_walk_over_elements() {
                     storage.read_blocks(blocks, &mut records[skip..][..count * record]).unwrap();
                     assert!(records[..skip].iter().chain(&records[skip + count * record..]).all(|byte| *byte == 77));
                     for (block, got) in blocks.iter().zip(records[skip..].chunks_exact(record)) {
-                        let got = native(got, case.size());
-                        walk(&case, |at, plane, head, offset, bytes, allocation| {
+                        walk(&case, |at, plane, head, offset, [bytes, unit], allocation| {
                             let from = byte(plane, *block, head, offset, case.size());
-                            assert!(got[at..][..bytes] == expected[allocation][from..][..bytes], "{case:?}");
+                            let got = native(&got[at..][..bytes], unit);
+                            assert!(got == expected[allocation][from..][..bytes], "{case:?}");
                         });
                     }
                 }
                 let records = noise(count * record + 1, 8);
                 storage.write_blocks(blocks, &records[1..]).unwrap();
                 for (block, from) in blocks.iter().zip(records[1..].chunks_exact(record)) {
-                    let from = native(from, case.size());
-                    walk(&case, |at, plane, head, offset, bytes, allocation| {
+                    walk(&case, |at, plane, head, offset, [bytes, unit], allocation| {
                         let to = byte(plane, *block, head, offset, case.size());
-                        expected[allocation][to..][..bytes].copy_from_slice(&from[at..][..bytes]);
+                        expected[allocation][to..][..bytes].copy_from_slice(&native(&from[at..][..bytes], unit));
                     });
                 }
                 assert!(memory(&storage) == expected, "{case:?}, {count} blocks");
@@ -382,10 +452,10 @@ fn records_are_those_of_a_walk_over_elements() {
 #[test]
 fn records_pass_between_layouts() {
     let apart = [Form::PerLayer, Form::CrossLayer, Form::Gaps, Form::Planes];
-    let case = |form| Case { form, dtype: DType::BF16, block_size: 4, k_dim: 24, v_dim: 5 };
     let blocks = scattered();
     let there: Vec<_> = blocks.iter().rev().copied().collect();
-    for from in apart {
+    for (from, dtype) in apart.into_iter().flat_map(|from| [(from, DType::BF16), (from, DType::I8)]) {
+        let case = |form| Case { form, dtype, block_size: 4, k_dim: 24, v_dim: 5 };
         let (source, _) = noisy(&case(from), 1);
         let mut records = alloc::vec![0; blocks.len() * source.block_bytes()];
         source.read_blocks(&blocks, &mut records).unwrap();
