@@ -15,7 +15,7 @@
 //! every cache line, at four places. The better one is the roof. A pass goes on in the layers where the one before it stopped, and comes back to a layer only
 //! when the whole pool has been read: the pool has to be much larger than the caches.
 //!
-//! Bytes are those of K and V of the contexts; GB/s are 10⁹ bytes a second, times those of a clock on the wall.
+//! Bytes are those of K and V of the contexts, and of their scales where there are some; GB/s are 10⁹ bytes a second, times those of a clock on the wall.
 //!
 //! | module | job |
 //! |---|---|
@@ -46,8 +46,9 @@ use options::{Command, Options};
 use plot::PlotFile;
 use report::Report;
 
-/// The element types that are measured, and their names: the one list to extend.
-pub const DTYPES: [(&str, DType); 3] = [("f32", DType::F32), ("f16", DType::F16), ("bf16", DType::BF16)];
+/// The element types that can be measured, and their names: the one list to extend.
+pub const DTYPES: [(&str, DType); 5] =
+    [("f32", DType::F32), ("f16", DType::F16), ("bf16", DType::BF16), ("int8", DType::I8), ("fp8", DType::F8E4M3)];
 
 /// Runs a command line, the program's name first.
 ///

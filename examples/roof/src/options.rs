@@ -115,7 +115,7 @@ struct Arguments {
     /// Measured rounds, after one that is not
     #[arg(long, value_name = "N", default_value_t = 31)]
     rounds: u32,
-    /// Element types of K and V: f32, f16, bf16, or all
+    /// Element types of K and V: f32, f16, bf16, int8 (with scales), fp8 (E4M3), or all
     #[arg(long, value_name = "NAME[,NAME...]", value_delimiter = ',', default_value = "all")]
     dtype: Vec<String>,
     /// Sequences in a batch, and tokens of each

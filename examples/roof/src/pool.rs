@@ -162,24 +162,27 @@ impl Pool {
         self.storage.allocation(allocation).expect("the layout has this allocation")
     }
 
-    /// K and V of one KV head of a sequence, block by block: two runs for each.
+    /// K and V of one KV head of a sequence, block by block: two runs for each, or four where there are scales.
     fn runs(&self, layer: u32, row: usize, head: usize) -> impl Iterator<Item = &[u8]> {
         let memory = self.memory(layer);
         let layout = self.storage.layout();
         let planes = layout.layers()[at(layer)];
-        let elem_bytes = layout.dtype().bytes();
+        let (elem_bytes, scale_elems) = (layout.dtype().bytes(), layout.dtype().scale_elems());
         let head = u32::try_from(head).expect("there are few heads");
         let blocks = at(self.shape.context.div_ceil(BLOCK_SIZE));
         let table = &self.random[row * blocks..][..blocks];
         let context = self.shape.context;
         table.iter().zip((0..context).step_by(at(BLOCK_SIZE))).flat_map(move |(&block, start)| {
             let tokens = (context - start).min(BLOCK_SIZE);
-            let bytes = u64::from(tokens * HEAD_DIM) * elem_bytes;
-            [planes.k, planes.v].map(|plane| {
-                let from = plane.elem(block, head, 0) * elem_bytes;
-                let [from, bytes] = [from, bytes].map(|n| usize::try_from(n).expect("it is in memory"));
-                &memory[from..][..bytes]
-            })
+            let scales = planes.scales.map(|scales| [scales.k, scales.v].map(|plane| (plane, scale_elems)));
+            [planes.k, planes.v].map(|plane| (plane, HEAD_DIM)).into_iter().chain(scales.into_iter().flatten()).map(
+                move |(plane, elems)| {
+                    let bytes = u64::from(tokens * elems) * elem_bytes;
+                    let from = plane.elem(block, head, 0) * elem_bytes;
+                    let [from, bytes] = [from, bytes].map(|n| usize::try_from(n).expect("it is in memory"));
+                    &memory[from..][..bytes]
+                },
+            )
         })
     }
 }

@@ -38,7 +38,7 @@ fn wrong_options_are_one_line_and_exit_code_2() {
         (&["--rounds", "-1"], "-1"),
         (&["--rounds", "many"], "many"),
         (&["--rounds"], "--rounds"),
-        (&["--dtype", "f64"], "--dtype f64 is unknown: there are f32, f16, bf16, and all"),
+        (&["--dtype", "f64"], "--dtype f64 is unknown: there are f32, f16, bf16, int8, fp8, and all"),
         (&["--dtype", ""], "--dtype  is unknown"),
         (&["--dtype", "all,f16"], "--dtype names f16 twice"),
         (&["--shapes", "8"], "--shapes 8"),
@@ -109,7 +109,9 @@ fn json_is_one_object_of_the_documented_shape_in_the_order_of_the_arguments() {
 #[test]
 fn the_table_has_a_row_for_each_dtype_and_says_the_load() {
     let table = text(roof(&TINY));
-    for what in ["f32", "f16", "bf16", "1 MiB of K and V, 3 rounds", "of sequential", "paged / contiguous", "%"] {
+    for what in
+        ["f32", "f16", "bf16", "int8", "fp8", "1 MiB of K and V, 3 rounds", "of sequential", "paged / contiguous", "%"]
+    {
         assert!(table.contains(what), "{what}: {table}");
     }
 }
