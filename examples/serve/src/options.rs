@@ -58,6 +58,10 @@ pub enum KvDtype {
     F16,
     /// bfloat16.
     Bf16,
+    /// 8-bit integers with a scale for each token and head.
+    Int8,
+    /// 8-bit floating point E4M3.
+    Fp8,
 }
 
 /// How cache memory is given out.

@@ -92,6 +92,8 @@ impl Settings {
             KvDtype::F32 => DType::F32,
             KvDtype::F16 => DType::F16,
             KvDtype::Bf16 => DType::BF16,
+            KvDtype::Int8 => DType::I8,
+            KvDtype::Fp8 => DType::F8E4M3,
         };
         Ok(KvShape::new(config.num_layers, narrow(config.num_kv_heads), narrow(config.head_dim), dtype))
     }

@@ -113,6 +113,18 @@ fn half_precision_begins_as_full_precision_does() {
 }
 
 #[test]
+fn eight_bits_begin_as_full_precision_does() {
+    let Some(cases) = cases() else { return };
+    for kv_dtype in [KvDtype::Int8, KvDtype::Fp8] {
+        let requests: Vec<Request> = cases.iter().map(|case| request(&case.prompt_ids, 2, Decoding::Greedy)).collect();
+        let outcome = run(model(), &Settings { kv_dtype, ..plain() }, &requests, &[END]);
+        for (case, got) in cases.iter().zip(outputs(&outcome)) {
+            assert_eq!(got[0].tokens, case.tokens[..2], "{kv_dtype:?}");
+        }
+    }
+}
+
+#[test]
 fn four_samples_equal_four_runs_with_their_seeds() {
     let Some(cases) = cases() else { return };
     let prompt = &cases[1].prompt_ids;
