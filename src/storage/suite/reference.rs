@@ -30,7 +30,7 @@ const SLACK: f64 = 16.0;
 /// * The exponential adds 4 u per weight; a chunk of 64 and the joining of ⌈n / 64⌉ chunks add at most
 ///   64 + 2 ⌈n / 64⌉ + 4 roundings to each of the two sums.
 ///
-/// * The soft cap c adds 8 × 10⁻⁷ < 14 u of c to a score; `ALiBi` one rounding of its largest bias.
+/// * The soft cap c adds 4 ulps, 8 u of c, to a score; `ALiBi` one rounding of its largest bias.
 ///
 /// A log-sum-exp moves by the absolute error of the scores and by the relative one of the sum, and is rounded five times.
 ///
@@ -79,7 +79,7 @@ pub(super) fn attention(
                     let mut error = (k_dim as f64 / 8.0 + 8.0) * sum * f64::from(model.scale.abs());
                     if let Some(cap) = variant.soft_cap {
                         score = f64::from(cap) * (score / f64::from(cap)).tanh();
-                        error += 14.0 * f64::from(cap);
+                        error += 8.0 * f64::from(cap);
                     }
                     if let Some(slope) = variant.slope(head, model.q_heads(layer)) {
                         let bias = f64::from(slope) * (f64::from(at) - f64::from(position));
