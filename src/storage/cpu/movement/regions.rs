@@ -122,6 +122,8 @@ fn fits(region: Region, num_blocks: usize) -> Option<Region> {
 
 /// Sorts runs and joins those that overlap or touch.
 fn union(mut runs: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    #[cfg(test)]
+    tests::SORTED.set(tests::SORTED.get() + runs.len());
     runs.sort_unstable_by_key(|run| run.start);
     runs.dedup_by(|next, run| {
         let joins = next.start <= run.end;
@@ -137,17 +139,23 @@ fn union(mut runs: Vec<Range<usize>>) -> Vec<Range<usize>> {
 fn joined(mut regions: Vec<Region>, num_blocks: usize) -> Vec<Region> {
     regions.sort_by_key(|region| (region.allocation, region.hull().start));
     let mut joined: Vec<Region> = Vec::new();
+    // Of the last one. Its runs are sorted when all are known: at every layer, it would be quadratic in them.
+    let mut hull = 0..0;
     for next in regions {
         if let Some(last) = joined.last_mut() {
-            let hull = last.hull().start..last.hull().end.max(next.hull().end);
+            let both = hull.start..hull.end.max(next.hull().end);
             let alike = last.allocation == next.allocation && last.stride == next.stride;
-            if alike && (num_blocks == 1 || hull.len() <= last.stride) {
+            if alike && (num_blocks == 1 || both.len() <= last.stride) {
                 last.runs.extend(next.runs);
-                last.runs = union(core::mem::take(&mut last.runs));
+                hull = both;
                 continue;
             }
         }
+        hull = next.hull();
         joined.push(next);
+    }
+    for region in &mut joined {
+        region.runs = union(core::mem::take(&mut region.runs));
     }
     joined
 }
@@ -161,8 +169,15 @@ fn disjoint(regions: &[Region], num_blocks: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use core::cell::Cell;
+
     use super::*;
     use crate::layout::{DType, KvLayout, KvShape, LayerLayout, Plane};
+
+    std::thread_local! {
+        /// Runs that [`union`] was given, for tests that count them.
+        pub(super) static SORTED: Cell<usize> = const { Cell::new(0) };
+    }
 
     fn regions(layout: &KvLayout) -> Regions {
         let layers: Vec<_> = layout
@@ -174,8 +189,8 @@ mod tests {
         Regions::new(&layers, layout.num_blocks() as usize, layout.block_size() as usize)
     }
 
-    /// Layers of 2 KV heads of 8, 5 blocks of 4 tokens, all in one allocation. Planes are base and strides of blocks,
-    /// heads and tokens.
+    /// Layers of 2 KV heads of 8, 5 blocks of 4 tokens, all in one allocation of 7 million. Planes are base and strides of
+    /// blocks, heads and tokens.
     fn custom(v_dim: u32, layers: &[[[u64; 4]; 2]]) -> Regions {
         let plane = |[base_elems, block_stride_elems, head_stride_elems, token_stride_elems]: [u64; 4]| Plane {
             base_elems,
@@ -193,7 +208,7 @@ mod tests {
             allocation: 0,
         };
         let layers = layers.iter().map(layer).collect();
-        regions(&KvLayout::custom(5, 4, DType::F32, layers, alloc::vec![10_000]).unwrap())
+        regions(&KvLayout::custom(5, 4, DType::F32, layers, alloc::vec![7_000_000]).unwrap())
     }
 
     fn shown(regions: &Regions) -> Vec<(usize, usize, usize)> {
@@ -224,6 +239,21 @@ mod tests {
         let gaps = custom(8, &[[[7, 136, 8, 34], [23, 136, 8, 34]], [[700, 136, 8, 34], [716, 136, 8, 34]]]);
         assert_eq!(shown(&gaps), [(7, 136, 4), (700, 136, 4)]);
         assert!(planes.all_apart && gaps.all_apart);
+    }
+
+    #[test]
+    fn layers_beside_each_other_are_sorted_once_however_many() {
+        const LAYERS: u64 = 10_000;
+        // Per block and layer [K, V, gap], of 64, 64 and 2 elements.
+        let stride = LAYERS * 130;
+        let layer = |layer| [[layer * 130, stride, 32, 8], [layer * 130 + 64, stride, 32, 8]];
+        let layers: Vec<_> = (0..LAYERS).map(layer).collect();
+        SORTED.set(0);
+        let found = custom(8, &layers);
+        assert_eq!(shown(&found), [(0, 1_300_000, 10_000)]);
+        assert!(found.all_apart);
+        // K and V of every layer, which are one run, and that run among all.
+        assert_eq!(SORTED.get(), 3 * 10_000);
     }
 
     #[test]
