@@ -42,7 +42,7 @@ impl Bench {
         let mut storage = CpuStorage::new(layout).unwrap();
         storage.fill(0.5); // every page is touched
         // Scattered: neighbours in the table stand a prime number of blocks apart.
-        assert!(num_blocks % 7_919 != 0);
+        assert!(!num_blocks.is_multiple_of(7_919));
         let mut scattered = (0..num_blocks).map(|i| BlockId::new(i * 7_919 % num_blocks));
         let tables: Vec<Vec<_>> =
             (0..rows).map(|_| scattered.by_ref().take(usize::try_from(blocks).unwrap()).collect()).collect();

@@ -178,9 +178,9 @@ impl KvShape {
         if self.kv_heads == 0 {
             return Err(LayoutError::Zero { field: "kv_heads" });
         }
-        let kv_heads = if self.kv_heads % ranks == 0 {
+        let kv_heads = if self.kv_heads.is_multiple_of(ranks) {
             self.kv_heads / ranks
-        } else if ranks % self.kv_heads == 0 {
+        } else if ranks.is_multiple_of(self.kv_heads) {
             1
         } else {
             return Err(LayoutError::RanksDoNotDivide { kv_heads: self.kv_heads, ranks });

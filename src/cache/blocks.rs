@@ -210,13 +210,13 @@ impl<E: Evict> Blocks<E> {
     #[inline]
     pub(super) fn release(&mut self, block: BlockRef, fence: u64) -> bool {
         let id = block.id();
-        if self.pool.refs(id) == 1 {
-            if let Some(node) = self.node_of(id) {
-                if !self.index.is_alone(id) {
-                    self.release_name(node, id);
-                }
-                self.ages.idle(id);
+        if self.pool.refs(id) == 1
+            && let Some(node) = self.node_of(id)
+        {
+            if !self.index.is_alone(id) {
+                self.release_name(node, id);
             }
+            self.ages.idle(id);
         }
         self.pool.release_after(block, fence)
     }

@@ -193,11 +193,11 @@ impl<E: Evict> KvCache<E> {
             }
         }
         let fence = seq.fence;
-        if row.cow {
-            if let Some((_, block)) = seq.displaced.take() {
-                blocks.pool.end_displaced(block.id());
-                blocks.release(block, fence);
-            }
+        if row.cow
+            && let Some((_, block)) = seq.displaced.take()
+        {
+            blocks.pool.end_displaced(block.id());
+            blocks.release(block, fence);
         }
         let filled = size.index(row.start)..size.index(end);
         name_blocks(blocks, seq, filled.clone());
@@ -264,12 +264,12 @@ impl<E: Evict> KvCache<E> {
         let wanted = size.blocks_of(row.start + row.lookahead);
         let len = if seq.open_rows == 0 { wanted } else { row.table_len };
         let freed = shrink(blocks, seq, len, fence);
-        if row.cow {
-            if let Some((index, block)) = seq.displaced.take() {
-                blocks.pool.end_displaced(block.id());
-                if let Ok(copy) = seq.table.replace(index, block) {
-                    blocks.release(copy, fence);
-                }
+        if row.cow
+            && let Some((index, block)) = seq.displaced.take()
+        {
+            blocks.pool.end_displaced(block.id());
+            if let Ok(copy) = seq.table.replace(index, block) {
+                blocks.release(copy, fence);
             }
         }
         seq.found = seq.found.min(seq.table.len());

@@ -172,7 +172,7 @@ impl<E: Evict> KvCache<E> {
         if len < sequence.tail_start(blocks.size) {
             // The tail moves into a sealed block: its tokens are those of the block's node, where it has one.
             sequence.tail.clear();
-            let cut = (len % block_size != 0).then(|| sequence.table.get(len / block_size)).flatten();
+            let cut = (!len.is_multiple_of(block_size)).then(|| sequence.table.get(len / block_size)).flatten();
             if let Some(block) = cut {
                 let node = blocks.node_of(block.id());
                 match node.map(|node| blocks.index.tokens(node)) {

@@ -89,11 +89,11 @@ impl<E: Evict> KvCache<E> {
     pub fn plan(&mut self, rows: &[Row<'_>], step: &mut Step) -> Result<StepId, PlanError> {
         let mut draft = core::mem::take(&mut self.draft);
         let mut drafted = self.draft_rows(rows, &mut draft);
-        if let Err(PlanError::Shortfall { shortfall }) = &mut drafted {
-            if self.can_spend(&draft, shortfall) {
-                self.spend(&mut draft);
-                drafted = self.draft_rows(rows, &mut draft);
-            }
+        if let Err(PlanError::Shortfall { shortfall }) = &mut drafted
+            && self.can_spend(&draft, shortfall)
+        {
+            self.spend(&mut draft);
+            drafted = self.draft_rows(rows, &mut draft);
         }
         let result = match drafted {
             Ok(()) => Ok(self.execute(rows, &mut draft, step)),
@@ -141,10 +141,10 @@ impl<E: Evict> KvCache<E> {
     pub fn fits(&mut self, rows: &[Row<'_>]) -> Result<Fit, PlanError> {
         let mut draft = core::mem::take(&mut self.draft);
         let mut result = self.draft_rows(rows, &mut draft);
-        if let Err(PlanError::Shortfall { shortfall }) = &mut result {
-            if self.can_spend(&draft, shortfall) {
-                result = Ok(());
-            }
+        if let Err(PlanError::Shortfall { shortfall }) = &mut result
+            && self.can_spend(&draft, shortfall)
+        {
+            result = Ok(());
         }
         self.undo(&draft);
         draft.clear();

@@ -265,7 +265,7 @@ impl Adaptive {
             self.sweep = (self.sweep + 1) % self.ghost.num_lines();
         }
         self.buckets = self.buckets.wrapping_add(1);
-        if self.buckets % 8 == 0 {
+        if self.buckets.is_multiple_of(8) {
             self.learned.conclude(&self.clock, self.recency.cutoff());
         }
     }
@@ -412,7 +412,7 @@ impl Evict for Adaptive {
 
         self.recency.touch(age);
         self.trust.block(state.is_kept(), state.is_found());
-        if self.run.len % 8 == 0 {
+        if self.run.len.is_multiple_of(8) {
             self.weigh();
         }
 

@@ -133,10 +133,10 @@ impl Priority {
         if at == NIL {
             return;
         }
-        if let Some(last) = self.heap.pop() {
-            if last != id {
-                self.settle(ix(at), last);
-            }
+        if let Some(last) = self.heap.pop()
+            && last != id
+        {
+            self.settle(ix(at), last);
         }
     }
 
@@ -292,7 +292,7 @@ mod tests {
             bench.retain(block, keep(90, Some(duration(block).into())));
         }
         bench.idle(&blocks);
-        let is_held = |block: u32| block % 3 == 0;
+        let is_held = |block: u32| block.is_multiple_of(3);
         blocks.iter().filter(|&&block| is_held(block)).for_each(|&block| bench.revive(block));
         for time in 1..=100 {
             bench.time(time.into());

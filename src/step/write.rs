@@ -232,7 +232,7 @@ impl Step {
         self.row_range(&rows)?;
         let group = self.whole_tables()?;
         let given = tables.len();
-        if columns == 0 || given % columns != 0 || given / columns < rows.len() {
+        if columns == 0 || !given.is_multiple_of(columns) || given / columns < rows.len() {
             let needed = rows.len().saturating_mul(columns.max(1));
             return Err(WriteError::TooSmall { needed, given });
         }

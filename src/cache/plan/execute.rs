@@ -128,11 +128,12 @@ impl<E: Evict> KvCache<E> {
                     let copy = BlockCopy { src: src.id(), dst: dst_id };
                     seq.displaced = Some((index, src));
                     #[cfg(test)]
-                    if crate::planted::is(crate::planted::Bug::PartLetGo) && blocks.node_of(copy.src).is_some() {
-                        if let Some((_, src)) = seq.displaced.take() {
-                            blocks.pool.end_displaced(copy.src);
-                            blocks.release(src, 0);
-                        }
+                    if crate::planted::is(crate::planted::Bug::PartLetGo)
+                        && blocks.node_of(copy.src).is_some()
+                        && let Some((_, src)) = seq.displaced.take()
+                    {
+                        blocks.pool.end_displaced(copy.src);
+                        blocks.release(src, 0);
                     }
                     counters.copies += 1;
                     #[cfg(test)]

@@ -144,7 +144,7 @@ impl World {
     }
 
     fn forked(&mut self, parent: &ModelSeq, child: SeqId) {
-        let partial = parent.committed % self.block_size() != 0;
+        let partial = !parent.committed.is_multiple_of(self.block_size());
         self.seen.forks_at_a_partial_tail += u64::from(partial);
         assert_eq!(self.table(child), self.committed_table(parent), "a fork shares other blocks than its parent's");
         let mut seq = ModelSeq { id: child, lookahead: 0, open_rows: 0, most_blocks: 0, ..parent.clone() };

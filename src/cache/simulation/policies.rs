@@ -61,7 +61,7 @@ impl Watched {
     /// The policy of a seed: in half of them the default, which is the first.
     pub(crate) fn of(seed: u32) -> Self {
         let place = ix(seed / 2) % (HONEST.len() + WRONG.len());
-        let place = if seed % 2 == 0 { 0 } else { place };
+        let place = if seed.is_multiple_of(2) { 0 } else { place };
         let honest = place < HONEST.len();
         let make = HONEST.iter().chain(&WRONG).nth(place).unwrap();
         let (candidates, stored) = (Vec::new(), Vec::new());

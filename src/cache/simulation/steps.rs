@@ -120,7 +120,7 @@ impl World {
             let model = self.seq(spec.seq).unwrap();
             let end = model.planned() + u32::try_from(spec.tokens.len()).unwrap() + spec.lookahead;
             let grown = end.div_ceil(self.block_size()).saturating_sub(u32::try_from(table.len()).unwrap());
-            let partial = model.planned() % self.block_size() != 0;
+            let partial = !model.planned().is_multiple_of(self.block_size());
             let tail = table.get(ix(model.planned() / self.block_size())).filter(|_| partial);
             // In a plan of several rows one may adopt the tail of another; and a former holder may withhold it.
             let alone = specs.len() == 1

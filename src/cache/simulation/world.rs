@@ -162,10 +162,10 @@ impl World {
     pub(crate) fn committed_table(&self, seq: &ModelSeq) -> Vec<BlockId> {
         let mut table = self.table(seq.id);
         table.truncate(ix(seq.committed.div_ceil(self.block_size())));
-        if let Some((index, block)) = self.displacing(seq.id).and_then(|(row, _)| row.displaced) {
-            if let Some(place) = table.get_mut(ix(index)) {
-                *place = block;
-            }
+        if let Some((index, block)) = self.displacing(seq.id).and_then(|(row, _)| row.displaced)
+            && let Some(place) = table.get_mut(ix(index))
+        {
+            *place = block;
         }
         table
     }

@@ -134,7 +134,7 @@ impl Recency {
             return false;
         }
         self.displaced += 1;
-        self.displaced % 8 == 0
+        self.displaced.is_multiple_of(8)
     }
 
     /// A tick has passed. Whether it began a bucket.

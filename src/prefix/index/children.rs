@@ -202,12 +202,12 @@ impl Forks {
         // The fork above the node goes with it: its other side moves up.
         let other = self.0[ix(gone)].sides[1 - way];
         self.set(top, parent, other);
-        if let Some(above) = own {
-            if gone != id {
-                // The fork in the node's place lives on, in the place that has just become free.
-                self.0[ix(gone)] = self.0[ix(id)];
-                self.set(top, above, gone | FORK);
-            }
+        if let Some(above) = own
+            && gone != id
+        {
+            // The fork in the node's place lives on, in the place that has just become free.
+            self.0[ix(gone)] = self.0[ix(id)];
+            self.set(top, above, gone | FORK);
         }
     }
 

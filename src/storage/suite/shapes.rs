@@ -98,7 +98,7 @@ impl Mask {
     pub(super) fn sees(self, query: u32, key: u32) -> bool {
         match self {
             Self::Causal => key <= query,
-            Self::Random(seed) => Rng(seed ^ (u64::from(query) << 32 | u64::from(key))).next() % 2 == 0,
+            Self::Random(seed) => Rng(seed ^ (u64::from(query) << 32 | u64::from(key))).next().is_multiple_of(2),
             Self::Nobody => false,
         }
     }

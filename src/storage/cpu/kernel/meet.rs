@@ -191,7 +191,7 @@ fn scores<I: Isa, E: Stored, const R: usize, const K: usize, const N: usize>(
             }
         }
     }
-    if keys.dim() % I::LANES != 0 {
+    if !keys.dim().is_multiple_of(I::LANES) {
         let rest = rows.map(|row| isa.padded(&row[steps * I::LANES..]));
         let key = loads::<I, E, K>(isa, rest.each_ref());
         for r in 0..R {
