@@ -47,7 +47,7 @@ use belady::Chains;
 use counts::Counts;
 use error::Error;
 use options::{Command, Options};
-use plot::PlotFile;
+use plot::PlotError;
 use policy::Policy;
 use report::{Report, ResultRow};
 use trace::Trace;
@@ -64,12 +64,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
         }
     };
     // Before the long part, so that a path that cannot be written to is said at once.
-    let plot = options.plot.as_deref().map(|path| PlotFile::open(path, &options.trace)).transpose()?;
+    let plot = options.plot.as_deref().map(|path| plot::file(path, &options.trace)).transpose()?;
     let trace = Trace::open(&options.trace, options.block_size, options.lenient)
         .map_err(|source| Error::Trace { path: options.trace.clone(), source })?;
     let report = Report::new(&trace, replay(&trace, &options.blocks, &options.policies)?);
     if let Some(plot) = plot {
-        plot.write(&plot::svg(&report)?)?;
+        plot.write(&plot::svg(&report)?).map_err(PlotError::from)?;
     }
     let text =
         if options.json { report.to_json().map_err(|error| Error::Output(error.into()))? } else { report.to_text() };

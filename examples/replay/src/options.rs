@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Parser;
+use command_line::{repeated, usage_line};
 
 use crate::policy::Policy;
 
@@ -153,19 +154,6 @@ impl Options {
     }
 }
 
-/// The first of the values that is there before.
-fn repeated<T: PartialEq>(values: &[T]) -> Option<&T> {
-    values.iter().enumerate().find(|(index, value)| values[..*index].contains(value)).map(|(_, value)| value)
-}
-
-/// clap's message without its heading, hints and usage: one line.
-fn usage_line(message: &str) -> String {
-    // A list of missing or allowed values follows on indented lines of its own; it is part of the sentence.
-    let paragraph = message.lines().take_while(|line| !line.trim().is_empty());
-    let line: Vec<&str> = paragraph.map(str::trim).collect();
-    line.join(" ").trim_start_matches("error: ").to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,6 +190,5 @@ mod tests {
         for policy in Policy::ALL {
             assert_eq!(Policy::named(policy.name()), Some(policy));
         }
-        assert_eq!(repeated(&[3, 1, 3, 1]), Some(&3));
     }
 }

@@ -1,13 +1,12 @@
 //! The picture: the share of blocks found over sizes of the cache, a line for each policy.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use command_line::{PlotFile, WriteError, grouped};
 use plotters::prelude::*;
 
 use crate::policy::Policy;
-use crate::report::{Report, grouped};
+use crate::report::Report;
 
 /// Width and height, in pixels.
 const SIZE: (u32, u32) = (900, 540);
@@ -35,13 +34,8 @@ const COLOURS: [RGBColor; 6] = [
 #[non_exhaustive]
 pub enum PlotError {
     /// The file cannot be written.
-    #[error("--plot {}: cannot be written: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Write(#[from] WriteError),
     /// The picture would replace the trace.
     #[error("--plot {} is the trace", .0.display())]
     OverTrace(PathBuf),
@@ -50,50 +44,16 @@ pub enum PlotError {
     Draw(String),
 }
 
-/// A file that can be written to; what it held stays until the picture is there, and nothing is left where none comes.
-#[derive(Debug)]
-pub struct PlotFile {
-    path: PathBuf,
-    /// It was not there before and holds nothing yet.
-    fresh: bool,
-}
-
-impl PlotFile {
-    /// Sees to it that a picture can go to this path.
-    ///
-    /// # Errors
-    /// [`PlotError`].
-    pub fn open(path: &Path, trace: &Path) -> Result<Self, PlotError> {
-        let failed = |source| PlotError::Write { path: path.to_owned(), source };
-        let same = |a: &Path, b: &Path| a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b));
-        if same(path, trace) {
-            return Err(PlotError::OverTrace(path.to_owned()));
-        }
-        let fresh = !path.exists();
-        OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(failed)?;
-        Ok(Self { path: path.to_owned(), fresh })
+/// The file of the picture, which is not that of the trace.
+///
+/// # Errors
+/// [`PlotError`].
+pub fn file(path: &Path, trace: &Path) -> Result<PlotFile, PlotError> {
+    let same = |a: &Path, b: &Path| a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b));
+    if same(path, trace) {
+        return Err(PlotError::OverTrace(path.to_owned()));
     }
-
-    /// Writes the picture.
-    ///
-    /// # Errors
-    /// [`PlotError::Write`].
-    pub fn write(mut self, svg: &str) -> Result<(), PlotError> {
-        let failed = |source| PlotError::Write { path: self.path.clone(), source };
-        let mut file = fs::File::create(&self.path).map_err(failed)?;
-        file.write_all(svg.as_bytes()).map_err(failed)?;
-        self.fresh = false;
-        Ok(())
-    }
-}
-
-impl Drop for PlotFile {
-    fn drop(&mut self) {
-        if self.fresh {
-            // There is an error already, which says more.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
+    Ok(PlotFile::open(path)?)
 }
 
 /// The picture of a report, as SVG.

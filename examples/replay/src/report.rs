@@ -1,6 +1,7 @@
 //! What the runs found: one JSON object for programs, a table for people.
 
 use comfy_table::{CellAlignment, Table, presets};
+use command_line::grouped;
 use serde::Serialize;
 
 use crate::counts::Counts;
@@ -157,19 +158,6 @@ impl Report {
 
 fn percent(share: f64) -> String {
     format!("{:.2} %", 100.0 * share)
-}
-
-/// A number with a comma after each three digits.
-pub(crate) fn grouped(number: impl core::fmt::Display) -> String {
-    let digits = number.to_string();
-    let mut out = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
 }
 
 #[cfg(test)]

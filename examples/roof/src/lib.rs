@@ -38,12 +38,13 @@ pub mod report;
 use std::ffi::OsString;
 use std::io::Write;
 
+use command_line::PlotFile;
 use paged_kv::layout::DType;
 
 use error::Error;
 use load::Load;
 use options::{Command, Options};
-use plot::PlotFile;
+use plot::PlotError;
 use report::Report;
 
 /// The element types that can be measured, and their names: the one list to extend.
@@ -60,12 +61,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
         Command::Show(text) => return std::io::stdout().write_all(text.as_bytes()).map_err(Error::Output),
     };
     // Before the long part, so that a path that cannot be written to is said at once.
-    let plot = options.plot.as_deref().map(PlotFile::open).transpose()?;
+    let plot = options.plot.as_deref().map(PlotFile::open).transpose().map_err(PlotError::from)?;
     let load = Load::now(&options);
     let rows = measure::measure(&options)?;
     let report = Report { load: load.ended(), rows };
     if let Some(plot) = plot {
-        plot.write(&plot::svg(&report)?)?;
+        plot.write(&plot::svg(&report)?).map_err(PlotError::from)?;
     }
     let text =
         if options.json { report.to_json().map_err(|error| Error::Output(error.into()))? } else { report.to_text() };

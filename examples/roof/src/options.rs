@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Parser;
+use command_line::{repeated, usage_line};
 use paged_kv::layout::DType;
 
 use crate::DTYPES;
@@ -199,19 +200,6 @@ impl Options {
         }
         Ok(Self { rounds, dtypes, shapes, threads: numbers, pool_mib, seed, json, plot })
     }
-}
-
-/// The first of the values that is there before.
-fn repeated<T: PartialEq>(values: &[T]) -> Option<&T> {
-    values.iter().enumerate().find(|(index, value)| values[..*index].contains(value)).map(|(_, value)| value)
-}
-
-/// clap's message without its heading, hints and usage: one line.
-fn usage_line(message: &str) -> String {
-    // A list of missing or allowed values follows on indented lines of its own; it is part of the sentence.
-    let paragraph = message.lines().take_while(|line| !line.trim().is_empty());
-    let line: Vec<&str> = paragraph.map(str::trim).collect();
-    line.join(" ").trim_start_matches("error: ").to_owned()
 }
 
 #[cfg(test)]

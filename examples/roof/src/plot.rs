@@ -1,9 +1,6 @@
 //! The picture: a bar for each row, as long as decode is fast, and where the two roofs are.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
-
+use command_line::WriteError;
 use plotters::prelude::*;
 
 use crate::report::{Report, Row};
@@ -28,58 +25,11 @@ const COLOURS: [RGBColor; 4] =
 #[non_exhaustive]
 pub enum PlotError {
     /// The file cannot be written.
-    #[error("--plot {}: cannot be written: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Write(#[from] WriteError),
     /// The picture cannot be drawn.
     #[error("the picture cannot be drawn: {0}")]
     Draw(String),
-}
-
-/// A file that can be written to; what it held stays until the picture is there, and nothing is left where none comes.
-#[derive(Debug)]
-pub struct PlotFile {
-    path: PathBuf,
-    /// It was not there before and holds nothing yet.
-    fresh: bool,
-}
-
-impl PlotFile {
-    /// Sees to it that a picture can go to this path.
-    ///
-    /// # Errors
-    /// [`PlotError::Write`].
-    pub fn open(path: &Path) -> Result<Self, PlotError> {
-        let failed = |source| PlotError::Write { path: path.to_owned(), source };
-        let fresh = !path.exists();
-        OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(failed)?;
-        Ok(Self { path: path.to_owned(), fresh })
-    }
-
-    /// Writes the picture.
-    ///
-    /// # Errors
-    /// [`PlotError::Write`].
-    pub fn write(mut self, svg: &str) -> Result<(), PlotError> {
-        let failed = |source| PlotError::Write { path: self.path.clone(), source };
-        let mut file = fs::File::create(&self.path).map_err(failed)?;
-        file.write_all(svg.as_bytes()).map_err(failed)?;
-        self.fresh = false;
-        Ok(())
-    }
-}
-
-impl Drop for PlotFile {
-    fn drop(&mut self) {
-        if self.fresh {
-            // There is an error already, which says more.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
 }
 
 /// The picture of a report, as SVG.

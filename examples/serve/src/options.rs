@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Parser, ValueEnum};
+use command_line::usage_line;
 
 use crate::prompts::{self, PromptsError};
 
@@ -303,14 +304,6 @@ fn decoding(a: &Arguments) -> Result<Decoding, OptionsError> {
     Ok(Decoding::Sample { temperature, top_p, seed: a.seed })
 }
 
-/// clap's message without its heading, hints and usage: one line.
-fn usage_line(message: &str) -> String {
-    // A list of missing or allowed values follows on indented lines of its own; it is part of the sentence.
-    let paragraph = message.lines().take_while(|line| !line.trim().is_empty());
-    let line: Vec<&str> = paragraph.map(str::trim).collect();
-    line.join(" ").trim_start_matches("error: ").to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -367,12 +360,5 @@ mod tests {
                 );
             }
         }
-    }
-
-    #[test]
-    fn message_of_clap_becomes_one_line() {
-        let message = "error: invalid value 'f8' for '--kv-dtype <T>'\n  [possible values: f32, f16]\n\nFor more, try";
-        let line = "invalid value 'f8' for '--kv-dtype <T>' [possible values: f32, f16]";
-        assert_eq!(usage_line(message), line);
     }
 }

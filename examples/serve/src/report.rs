@@ -1,6 +1,7 @@
 //! What a run did: one JSON object for programs, a table for people.
 
 use comfy_table::{CellAlignment, Table, presets};
+use command_line::grouped;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{Generated, Outcome, Request, Response};
@@ -152,19 +153,6 @@ fn per_second(count: usize, seconds: f64) -> f64 {
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
 
-/// A number with a comma after each three digits.
-fn grouped(number: impl core::fmt::Display) -> String {
-    let digits = number.to_string();
-    let mut out = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
 /// How many times `large` is `small`, in words to append, where both say something.
 #[expect(clippy::cast_precision_loss, reason = "shown with one digit after the point")]
 fn ratio(large: u64, small: u64) -> String {
@@ -220,7 +208,5 @@ mod tests {
         // 16 of 64 blocks, of 6,400 bytes.
         assert!(table.contains("1,600"), "{table}");
         assert!(table.contains("4,000 (2.5 times as many)"), "{table}");
-        assert_eq!(grouped(0), "0");
-        assert_eq!(grouped(1000), "1,000");
     }
 }
