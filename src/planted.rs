@@ -25,6 +25,10 @@ pub(crate) enum Bug {
     ParentFirst,
     /// A plan that fails leaves the plain appends behind that it had planned.
     AppendsNotTakenBack,
+    /// Attention goes on with a row from where another one paused that shares its prefix.
+    PausedElsewhere,
+    /// Rows are taken to share one span more than they do.
+    SharedTooLong,
 }
 
 std::thread_local! {

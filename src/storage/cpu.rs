@@ -1,6 +1,7 @@
 //! KV memory of the host, and attention on its processors.
 
 mod attend;
+mod cascade;
 mod element;
 mod error;
 mod exp;
@@ -62,6 +63,21 @@ pub use tensor::{CpuTensor, CpuTensorMut};
 ///
 /// A greedy decode therefore gives the same tokens alone and in a batch, with and without prefix sharing, preemption
 /// and chunked prefill, as long as the engine's own operations are as careful.
+///
+/// # Prefixes that rows share
+/// Where tables of several rows of a step begin with the same block ids, what these hold is read once for several rows
+/// together, as many as have 16 query heads per KV head: first what all have in common, a system prompt, then what some of
+/// them have beyond, a document, and so on; then each row goes its own way. Nobody has to say so. No bit changes: a row goes
+/// on from the very state that it would have had by itself.
+///
+/// Whole runs of 256 positions from the first on are shared, by rows of up to 16 query tokens, all of them behind the run,
+/// and where no window cuts into the context of any row that begins with the same run. With more than 8 query heads per KV
+/// head each row is walked by itself: it has enough arithmetic for every byte.
+///
+/// [`prepare`](KvStorage::prepare) finds the prefixes in a pass over the tables of rows that share some, times the
+/// logarithm of their number; rows that do not are told apart by the first block that differs. The calling thread keeps
+/// up to 64 MiB of states for them, `q_heads` × (`v_dim` + 2) × 4 bytes for each query token of such rows; where they would
+/// take more, rows are walked by themselves.
 ///
 /// # Copies
 /// [`copy_blocks`](KvStorage::copy_blocks) runs the copies of a prepared step once; calling it again does nothing, so
@@ -162,7 +178,7 @@ impl CpuStorage {
 
     /// Bytes of K and V: those of the layout. Beside them a storage keeps the metadata of a step, and each thread of
     /// attention some hundred KiB (for heads of usual length), and the calling thread up to 64 MiB where a long context is
-    /// shared among threads.
+    /// shared among threads, and as much again where rows share a prefix.
     pub fn bytes(&self) -> u64 {
         self.layout.bytes()
     }

@@ -11,6 +11,7 @@ mod laws;
 mod planted;
 mod reference;
 mod shapes;
+mod trunks;
 mod variants;
 mod world;
 
@@ -28,6 +29,10 @@ macro_rules! storage_suite {
                 what_lies_outside_the_window_changes_nothing,
                 a_variant_that_changes_nothing_changes_no_bit,
                 no_variant_depends_on_company_or_blocks,
+            );
+            storage_suite!(@laws trunks, $harness, $isa, $dtype,
+                blocks_that_sequences_share_change_no_bit,
+                the_order_of_rows_that_share_changes_nothing,
             );
             storage_suite!(@laws laws, $harness, $isa, $dtype,
                 every_shape_agrees_with_float64,

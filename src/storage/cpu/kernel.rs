@@ -1,6 +1,7 @@
 //! Attention of a tile of queries over some KV heads, written once for every instruction set and element type.
 //!
-//! A tile is a run of query tokens of one step row. Over one KV head these are its *rows*: tokens times query heads of
+//! A tile is a run of query tokens of one step row, or query tokens of several that begin with the same blocks and are
+//! walked over these together. Over one KV head these are its *rows*: tokens times query heads of
 //! that KV head, token-major, so that all heads of a token stand together and each line of K and V is used for all of
 //! them. A tile of few rows takes several KV heads along, chunk by chunk: then K and V are read in the order of memory,
 //! a block of all heads after the other, which is what a processor's prefetcher follows. The context is cut into
@@ -25,6 +26,7 @@
 //! one token are taken together.
 
 mod coming;
+mod ends;
 mod meet;
 mod pass;
 mod rules;
@@ -40,9 +42,10 @@ use super::element::Stored;
 use super::geometry::{Geometry, Strides};
 use super::isa::{Isa, Work};
 use super::rows::Rows;
-use super::tensor::{CpuTensor, OutTile};
-use crate::id::BlockId;
+use super::tensor::CpuTensor;
+use crate::id::{BlockId, ix};
 
+pub(super) use ends::Ends;
 pub(super) use rules::Rules;
 pub(super) use scratch::Scratch;
 
@@ -60,6 +63,15 @@ pub(super) const ROWS: usize = 64;
 /// From this many rows on, a chunk of 16-bit K and V is widened once instead of once per eight rows.
 const WIDEN_ROWS: usize = 24;
 
+/// A query token of the step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Query {
+    /// Its number among those of the step.
+    pub(super) token: u32,
+    /// Its position in its sequence.
+    pub(super) position: u32,
+}
+
 /// One tile of queries over some KV heads.
 pub(super) struct Tile<'a, E> {
     /// The allocation of the layer.
@@ -68,18 +80,16 @@ pub(super) struct Tile<'a, E> {
     /// The KV heads: one, or as many as have [`ROWS`] rows together.
     pub(super) heads: Range<usize>,
     pub(super) block_size: usize,
-    /// The blocks of the step row, at least up to its last query's position; all inside the pool.
+    /// The blocks of the context, at least up to `end`; all inside the pool.
     pub(super) table: &'a [BlockId],
-    /// Position in the sequence of the first query token of the step row.
+    /// Query tokens of a step row, one after the other; or of several, all of which see all positions before `end`.
+    pub(super) queries: &'a [Query],
+    /// Position of the first query token of the step row, which a mask is about; `end` where there are several rows.
     pub(super) row_start: usize,
-    /// Query tokens of the step row.
-    pub(super) row_tokens: usize,
-    /// The first query token of the tile, among those of the step row.
-    pub(super) skipped: usize,
-    /// The same among the query tokens of the step.
-    pub(super) first_token: usize,
-    /// Query tokens of the tile.
-    pub(super) tokens: usize,
+    /// Where what the tile looks at ends: the step row, or what several of them share.
+    pub(super) end: usize,
+    /// Leading spans that the rows have behind them: [`Ends`] have the state after these.
+    pub(super) walked: usize,
     /// Query heads per KV head.
     pub(super) group: usize,
     pub(super) q: CpuTensor<'a>,
@@ -88,12 +98,12 @@ pub(super) struct Tile<'a, E> {
 
 /// Where the rows of a tile go.
 pub(super) enum Target<'a> {
-    /// All spans are walked, and the output is written.
-    Finish(OutTile<'a>),
+    /// All spans are walked, from one end to the other.
+    Finish(Ends<'a>),
     /// These spans are walked, and each leaves its state: `[spans, heads, rows, v_dim + 2]`.
     Leave(Range<usize>, &'a mut [f32]),
-    /// The states that all spans left, in the same shape, are joined into the output.
-    Join(&'a [f32], OutTile<'a>),
+    /// The states that all spans left, in the same shape, are joined, from one end to the other.
+    Join(&'a [f32], Ends<'a>),
 }
 
 /// A tile and the memory to work in.
@@ -115,9 +125,10 @@ impl<E: Stored> Work for Attend<'_, E> {
             let place = |head: usize, row: usize| head * rows + first + row;
             let mut state = State::new(scratch.state, heads * pass.rows, v_dim);
             match &mut self.target {
-                Target::Finish(out) => {
+                Target::Finish(ends) => {
+                    ends.begin(&pass, &mut state);
                     pass.walk(isa, &mut state, &mut scratch.inputs, self.tile.spans(), |isa, state, _| state.join(isa));
-                    pass.finish(isa, &state, out);
+                    ends.end(isa, &pass, &state);
                 }
                 Target::Leave(spans, left) => {
                     pass.walk(isa, &mut state, &mut scratch.inputs, spans.clone(), |_, state, span| {
@@ -128,7 +139,8 @@ impl<E: Stored> Work for Attend<'_, E> {
                         });
                     });
                 }
-                Target::Join(left, out) => {
+                Target::Join(left, ends) => {
+                    ends.begin(&pass, &mut state);
                     for span in left.chunks_exact(heads * rows * (v_dim + 2)) {
                         pass.each(|head, row| {
                             let left = &span[place(head, row) * (v_dim + 2)..][..v_dim + 2];
@@ -136,7 +148,7 @@ impl<E: Stored> Work for Attend<'_, E> {
                         });
                         state.join(isa);
                     }
-                    pass.finish(isa, &state, out);
+                    ends.end(isa, &pass, &state);
                 }
             }
         }
@@ -147,33 +159,34 @@ impl<E> Tile<'_, E> {
     /// Rows over one KV head.
     #[inline(always)]
     pub(super) const fn rows(&self) -> usize {
-        self.tokens * self.group
+        self.queries.len() * self.group
     }
 
-    /// Spans that any row of the tile sees something of.
+    /// Spans that any row of the tile sees something of, but for those that were walked.
     #[inline(always)]
     pub(super) fn spans(&self) -> Range<usize> {
-        self.seen(0).start / SPAN..self.seen(self.tokens - 1).end.div_ceil(SPAN)
+        let (first, last) = (self.seen(0), self.seen(self.queries.len() - 1));
+        self.walked.max(first.start / SPAN)..last.end.div_ceil(SPAN)
     }
 
     /// Position in the sequence of a query token of the tile.
     #[inline(always)]
-    const fn position(&self, token: usize) -> usize {
-        self.row_start + self.skipped + token
+    fn position(&self, token: usize) -> usize {
+        ix(self.queries[token].position)
     }
 
     /// The positions that a query token sees; under a mask, those among which it sees some. Both ends grow with it.
     #[inline(always)]
     fn seen(&self, token: usize) -> Range<usize> {
         let position = self.position(token);
-        let end = if self.rules.mask.is_some() { self.row_start + self.row_tokens } else { position + 1 };
+        let end = if self.rules.mask.is_some() { self.end } else { self.end.min(position + 1) };
         self.rules.window.map_or(0, |window| (position + 1).saturating_sub(window))..end
     }
 
     /// Token and query head, in the tensors of the whole step, of a row over a KV head.
     #[inline(always)]
-    const fn query(&self, kv_head: usize, row: usize) -> (usize, usize) {
-        (self.first_token + row / self.group, kv_head * self.group + row % self.group)
+    fn query(&self, kv_head: usize, row: usize) -> (usize, usize) {
+        (ix(self.queries[row / self.group].token), kv_head * self.group + row % self.group)
     }
 
     /// Calls `each` with the runs of some positions within blocks: block, offset, length.

@@ -1,9 +1,10 @@
 //! The step that a storage was prepared for: checked once, kept in buffers that are used again.
 
 use alloc::vec::Vec;
-use core::ops::Range;
 
+use super::cascade::{Cascade, Part};
 use super::error::CpuError;
+use super::kernel::Query;
 use crate::id::{BlockId, GroupId, Slot, ix};
 use crate::layout::KvLayout;
 use crate::step::{BlockCopy, GroupStep, Step};
@@ -29,9 +30,19 @@ pub(super) struct QueryTile {
     /// Query tokens of the tile.
     pub(super) len: u32,
     /// Where the row's blocks begin, in the blocks of all rows.
-    table: usize,
+    pub(super) table: usize,
     /// Blocks up to the row's last query.
-    blocks: usize,
+    pub(super) blocks: usize,
+    /// What of its row is walked together with other rows.
+    pub(super) part: Part,
+}
+
+impl QueryTile {
+    /// The query tokens of the tile.
+    pub(super) fn queries(&self) -> impl Iterator<Item = Query> + use<> {
+        let (first_token, first) = (self.first_token, self.row_start + self.skipped);
+        (0..self.len).map(move |at| Query { token: first_token + at, position: first + at })
+    }
 }
 
 /// Query tokens whose slots follow each other in one block.
@@ -57,6 +68,8 @@ pub(super) struct Prepared {
     slots_differ: bool,
     blocks: Vec<BlockId>,
     tiles: Vec<QueryTile>,
+    queries: Vec<Query>,
+    cascade: Cascade,
     /// Pairs of a query and a key that it sees: what attention costs, per query head and element.
     pairs: u64,
     /// Memory for a check.
@@ -83,6 +96,7 @@ impl Prepared {
         self.find_runs(layout.block_size());
         self.blocks.clear();
         self.tiles.clear();
+        self.queries.clear();
         self.pairs = 0;
         for (row, index) in step.rows().iter().zip(0..) {
             let table = self.blocks.len();
@@ -93,12 +107,16 @@ impl Prepared {
                 let len = TILE_TOKENS.min(row.len - from);
                 let (first_token, skipped) = (row.first_token + from, from);
                 let (row_start, row_tokens) = (row.start, row.len);
-                self.tiles.push(QueryTile { row_start, row_tokens, skipped, first_token, len, table, blocks });
+                let part = Part::default();
+                let tile = QueryTile { row_start, row_tokens, skipped, first_token, len, table, blocks, part };
+                self.tiles.push(tile);
+                self.queries.extend(tile.queries());
                 // The first query of the tile sees start + 1 keys, each further one more.
                 let [start, len] = [row.start + from, len].map(u64::from);
                 self.pairs = self.pairs.saturating_add(len * (start + 1) + len * (len - 1) / 2);
             }
         }
+        self.cascade.find(&mut self.tiles, &self.blocks, ix(layout.block_size()));
         self.copies_pending = !self.copies.is_empty();
         self.ready = true;
         Ok(())
@@ -206,9 +224,19 @@ impl Prepared {
         &self.tiles
     }
 
-    /// The blocks of a tile's row, up to its last query's.
-    pub(super) fn table(&self, tile: &QueryTile) -> &[BlockId] {
-        &self.blocks[tile.table..][..tile.blocks]
+    /// The query tokens of the step.
+    pub(super) fn queries(&self) -> &[Query] {
+        &self.queries
+    }
+
+    /// What rows share.
+    pub(super) fn cascade(&self) -> &Cascade {
+        &self.cascade
+    }
+
+    /// The blocks of all rows, each up to its last query's.
+    pub(super) fn blocks(&self) -> &[BlockId] {
+        &self.blocks
     }
 
     /// Query tokens of the longest row.
@@ -218,10 +246,5 @@ impl Prepared {
 
     pub(super) fn pairs(&self) -> u64 {
         self.pairs
-    }
-
-    /// The query tokens of a tile among those of the step.
-    pub(super) fn tokens(tile: &QueryTile) -> Range<usize> {
-        ix(tile.first_token)..ix(tile.first_token) + ix(tile.len)
     }
 }

@@ -129,23 +129,24 @@ fn the_number_of_threads_changes_nothing() {
     let mut storage = CpuStorage::new(KvLayout::per_layer(&shape, 256, 16).unwrap()).unwrap();
     let blocks: Vec<_> = (0..256).rev().map(BlockId::new).collect();
     // Contexts of 2,601 and 3,001 are shared by threads: 11 and 12 spans of 256 for one query.
-    let rows = [(0, 300), (150, 1), (0, 1), (100, 70), (2600, 1), (2999, 2)];
+    // They, 1,300 and 700 share what they have in common: 10, 5 and 2 spans, on three levels.
+    let rows = [(0, 300), (150, 1), (0, 1), (700, 1), (100, 70), (2600, 1), (1300, 3), (2999, 2)];
     let rows = rows.map(|(start, len)| TableRow { start, len, blocks: &blocks });
     let mut fill = |tokens: usize, step: &Step| {
-        storage.prepare((), step, 6).unwrap();
+        storage.prepare((), step, 8).unwrap();
         let (k, v) = (numbers(tokens * 120, 1), numbers(tokens * 120, 2));
         let shape = [tokens, 3, 40];
         storage.write_kv((), 0, CpuTensor::new(&k, shape), CpuTensor::new(&v, shape)).unwrap();
     };
     let all = TableRow { start: 0, len: 3001, blocks: &blocks };
     fill(3001, &Step::from_tables(16, &[all], &[]).unwrap());
-    fill(375, &Step::from_tables(16, &rows, &[]).unwrap());
-    let q = numbers(375 * 600, 3);
+    fill(379, &Step::from_tables(16, &rows, &[]).unwrap());
+    let q = numbers(379 * 600, 3);
     let run = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
-            let (mut out, mut lse) = (alloc::vec![f32::NAN; 375 * 600], alloc::vec![f32::NAN; 375 * 15]);
-            let shape = [375, 15, 40];
+            let (mut out, mut lse) = (alloc::vec![f32::NAN; 379 * 600], alloc::vec![f32::NAN; 379 * 15]);
+            let shape = [379, 15, 40];
             let to = CpuTensorMut::new(&mut out, shape).with_lse(&mut lse);
             storage.attend((), 0, CpuTensor::new(&q, shape), to, &quarter()).unwrap();
             out.into_iter().chain(lse).map(f32::to_bits).collect::<Vec<_>>()
@@ -170,6 +171,59 @@ fn a_step_like_the_one_before_allocates_nothing() {
         let to = CpuTensorMut::new(&mut out, Q);
         storage.attend((), 1, CpuTensor::new(&q, Q), to, &quarter()).unwrap();
     };
+    pass();
+    assert_eq!(allocation_counter::measure(pass).count_total, 0);
+}
+
+/// Five rows of one token and 2 KV heads of 8 elements, which share their first `prefix` tokens, up to 1,000, and have some
+/// more of their own; `group` query heads per KV head.
+fn attend_shared(storage: &mut CpuStorage, step: &Step, group: usize, params: &AttendParams<'_>, out: &mut [f32]) {
+    storage.prepare((), step, 5).unwrap();
+    let (q, shape) = ([0.5_f32; 5 * 2 * 16 * 8], [5, 2 * group, 8]);
+    let to = CpuTensorMut::new(out, shape);
+    storage.attend((), 0, CpuTensor::new(&q, shape), to, params).unwrap();
+}
+
+/// Blocks of 8: 125 that all have, or those of their own, and 5 more each.
+fn step_shared(prefix: u32) -> (CpuStorage, Step) {
+    let layout = KvLayout::per_layer(&KvShape::new(1, 2, 8, DType::F32), 5 * 130, 8).unwrap();
+    let own = |row: u32, block: u32| BlockId::new(if block < prefix / 8 { block } else { row * 130 + block });
+    let tables: Vec<Vec<_>> = (0..5).map(|row| (0..130).map(|block| own(row, block)).collect()).collect();
+    let rows: Vec<_> = tables.iter().zip(1003..).map(|(blocks, start)| TableRow { start, len: 1, blocks }).collect();
+    (CpuStorage::new(layout).unwrap(), Step::from_tables(8, &rows, &[]).unwrap())
+}
+
+#[test]
+fn a_prefix_that_rows_share_is_read_once() {
+    let read = |prefix: u32, group: usize, params: AttendParams<'_>| {
+        let (mut storage, step) = step_shared(prefix);
+        let mut out = [0.0; 5 * 2 * 16 * 8];
+        attend::SPANS_READ.set(0);
+        attend_shared(&mut storage, &step, group, &params, &mut out);
+        attend::SPANS_READ.get()
+    };
+    let plain = AttendParams::new(8);
+    // 2 KV heads; 4 spans of 256 begin before position 1,004 to 1,008.
+    assert_eq!(read(0, 1, plain), 2 * 5 * 4);
+    assert_eq!(read(255, 1, plain), 2 * 5 * 4);
+    // 1 and 3 of them once, the others by each row.
+    assert_eq!(read(256, 1, plain), 2 * (1 + 5 * 3));
+    assert_eq!(read(1000, 1, plain), 2 * (3 + 5));
+    // 4 query heads: 4 queries go together, so that 5 do by 2 and 3.
+    assert_eq!(read(1000, 4, plain), 2 * (2 * 3 + 5));
+    // 16 of them are enough for a walk of their own.
+    assert_eq!(read(1000, 16, plain), 2 * 5 * 4);
+    // A window that all of it lies within; one that cuts the first of 1,008 off; one from position 504 or later on.
+    assert_eq!(read(1000, 1, plain.with_window(1008)), 2 * (3 + 5));
+    assert_eq!(read(1000, 1, plain.with_window(1007)), 2 * 5 * 4);
+    assert_eq!(read(1000, 1, plain.with_window(500)), 2 * 5 * 3);
+}
+
+#[test]
+fn rows_that_share_allocate_nothing_once_buffers_have_grown() {
+    let (mut storage, step) = step_shared(1000);
+    let mut out = [0.0; 5 * 2 * 8];
+    let mut pass = || attend_shared(&mut storage, &step, 1, &AttendParams::new(8), &mut out);
     pass();
     assert_eq!(allocation_counter::measure(pass).count_total, 0);
 }

@@ -4,9 +4,10 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use super::harness::{Cpu, Harness};
-use super::laws;
+use super::{laws, trunks};
 use crate::id::{BlockId, Slot, ix};
 use crate::layout::{DType, KvLayout};
+use crate::planted;
 use crate::step::{Step, TableRow};
 use crate::storage::AttendParams;
 
@@ -234,5 +235,17 @@ fn every_planted_bug_meets_the_objection_that_is_due() {
     for (bug, objections, due) in due {
         std::println!("{bug}: {objections:?}");
         assert!(due.iter().all(|law| objections.contains(law)), "{bug} passes one of {due:?}");
+    }
+}
+
+/// Bugs within the storage: prefixes that rows share, and who goes on from where.
+#[test]
+fn every_bug_of_shared_prefixes_meets_an_objection() {
+    let objection = || trunks::blocks_that_sequences_share_change_no_bit::<Cpu>(DType::F32).err();
+    assert_eq!(objection(), None);
+    for bug in [planted::Bug::PausedElsewhere, planted::Bug::SharedTooLong] {
+        let objection = planted::with(bug, objection);
+        std::println!("{bug:?}: {objection:?}");
+        assert!(objection.is_some(), "{bug:?}");
     }
 }

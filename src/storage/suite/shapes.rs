@@ -227,6 +227,15 @@ pub(super) struct Content {
     pub(super) seed: u64,
     /// K and V from this position on are NaN.
     pub(super) nan_from: u32,
+    /// What sequences have in common, the shortest first.
+    pub(super) trunks: [Trunk; 2],
+}
+
+/// A prefix that sequences have in common: positions before `len` are, in every `of` sequences, those of the first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Trunk {
+    pub(super) len: u32,
+    pub(super) of: u32,
 }
 
 /// What numbers are for.
@@ -239,7 +248,13 @@ pub(super) enum Part {
 
 impl Content {
     pub(super) const fn new(seed: u64) -> Self {
-        Self { seed, nan_from: u32::MAX }
+        Self { seed, nan_from: u32::MAX, trunks: [Trunk { len: 0, of: 1 }; 2] }
+    }
+
+    /// The sequence whose K and V a sequence has at a position.
+    pub(super) fn owner(&self, seq: u32, position: u32) -> u32 {
+        let trunk = self.trunks.iter().find(|trunk| position < trunk.len);
+        trunk.map_or(seq, |trunk| seq - seq % trunk.of)
     }
 
     /// The numbers of one token, head after head.
@@ -249,6 +264,7 @@ impl Content {
             Part::V => (model.kv_heads(layer), model.v_dim),
             Part::Q => (model.kv_heads(layer) * model.group, model.k_dim),
         };
+        let seq = if matches!(part, Part::Q) { seq } else { self.owner(seq, position) };
         let tag = u64::from(layer) << 58 | u64::from(seq) << 40 | u64::from(position) << 8 | part as u64;
         let mut rng = Rng(self.seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ tag);
         rng.next();

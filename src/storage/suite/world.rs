@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use super::harness::Harness;
 use super::reference::attention;
 use super::shapes::{Content, Model, Part, Rng};
-use crate::id::{BlockId, Slot, ix};
+use crate::id::{BlockId, Slot, ix, len32};
 use crate::step::{BlockCopy, Step, TableRow};
 use crate::storage::{AttendParams, QueryMask};
 
@@ -61,6 +61,19 @@ impl<H: Harness> World<H> {
         let mut storage = H::new(model.layout(num_blocks, block_size))?;
         storage.fill(f32::NAN);
         Ok(Self { storage, model, content, block_size, tables, lse: Vec::new() })
+    }
+
+    /// Gives sequences the same blocks where these hold what the sequences have in common.
+    pub(super) fn share(&mut self) {
+        for seq in 0..self.tables.len() {
+            for block in 0..self.tables[seq].len() {
+                let (number, from) = (len32(seq), len32(block) * self.block_size);
+                let [owner, last] = [from, from + self.block_size - 1].map(|at| self.content.owner(number, at));
+                if let (true, Some(&shared)) = (owner == last, self.tables[ix(owner)].get(block)) {
+                    self.tables[seq][block] = shared;
+                }
+            }
+        }
     }
 
     /// A step of these rows and copies.

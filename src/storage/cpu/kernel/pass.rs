@@ -180,7 +180,7 @@ impl<E: Stored> Pass<'_, E> {
             let seen = tile.seen(token);
             let sees = |at: &usize| {
                 let number = at.checked_sub(tile.row_start);
-                seen.contains(at) && number.is_none_or(|number| bit(mask, tile.first_token + token, number))
+                seen.contains(at) && number.is_none_or(|number| bit(mask, ix(tile.queries[token].token), number))
             };
             let (mut at, mut count_seen) = ([0; CHUNK], 0);
             for position in (from..from + chunk.keys.len()).filter(sees) {

@@ -105,6 +105,21 @@ impl<'a> State<'a> {
         self.span[row] = Softmax { max: from[self.v_dim], sum: from[self.v_dim + 1] };
     }
 
+    /// Writes what the joined spans come to for a row, in the form of [`leave`](Self::leave).
+    #[inline(always)]
+    pub(super) fn pause(&self, row: usize, to: &mut [f32]) {
+        to[..self.v_dim].copy_from_slice(&self.total_acc[row * self.stride..][..self.v_dim]);
+        to[self.v_dim] = self.total[row].max;
+        to[self.v_dim + 1] = self.total[row].sum;
+    }
+
+    /// Goes on with a row where it was [paused](Self::pause).
+    #[inline(always)]
+    pub(super) fn resume(&mut self, row: usize, from: &[f32]) {
+        self.total_acc[row * self.stride..][..self.v_dim].copy_from_slice(&from[..self.v_dim]);
+        self.total[row] = Softmax { max: from[self.v_dim], sum: from[self.v_dim + 1] };
+    }
+
     /// Divides the weighted sum by the sum of the weights, into `out`; zeros where nothing was seen. Returns the
     /// natural logarithm of the sum of e^score, −∞ where nothing was seen.
     #[inline(always)]
