@@ -1,6 +1,8 @@
 //! Attention of the CPU storage: decode in bytes of K and V per second, beside what a plain read of as much memory
 //! reaches in the same run; prefill in multiply-adds per second.
 //!
+//! `cascade` is decode of 32 sequences with a prefix of 4,096 tokens in common, in the same blocks and in copies.
+//!
 //! Llama-3-8B's attention: 32 query heads, 8 KV heads, `head_dim` 128, blocks of 16 in a scattered table. Decode walks
 //! over as many layers as make half a gigabyte. `1t` is one thread, `all` as many as the machine has.
 #![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
@@ -20,7 +22,7 @@ const DIM: u32 = 128;
 const BLOCK: u32 = 16;
 const POOL_BYTES: u64 = 512 << 20;
 
-/// A storage, and tables of some rows that share no block.
+/// A storage, and tables of some rows.
 struct Bench {
     storage: CpuStorage,
     layers: u32,
@@ -32,10 +34,15 @@ struct Bench {
 }
 
 impl Bench {
-    /// `rows` rows of `len` tokens, of which the last `tokens` are queries.
+    /// `rows` rows of `len` tokens, of which the last `tokens` are queries; no block is shared.
     fn new(dtype: DType, rows: u32, len: u32, tokens: u32, pool_bytes: u64) -> Self {
-        let blocks = len.div_ceil(BLOCK);
-        let num_blocks = rows * blocks;
+        Self::sharing(dtype, rows, 0, len, tokens, pool_bytes)
+    }
+
+    /// The same, where all rows have the blocks of their first `shared` tokens in common.
+    fn sharing(dtype: DType, rows: u32, shared: u32, len: u32, tokens: u32, pool_bytes: u64) -> Self {
+        let (prefix, blocks) = (shared / BLOCK, (len - shared).div_ceil(BLOCK));
+        let num_blocks = prefix + rows * blocks;
         let layer_bytes = KvShape::new(1, KV_HEADS, DIM, dtype).bytes_per_block(BLOCK).unwrap() * u64::from(num_blocks);
         let layers = u32::try_from(pool_bytes.div_ceil(layer_bytes)).unwrap();
         let layout = KvLayout::per_layer(&KvShape::new(layers, KV_HEADS, DIM, dtype), num_blocks, BLOCK).unwrap();
@@ -44,8 +51,9 @@ impl Bench {
         // Scattered: neighbours in the table stand a prime number of blocks apart.
         assert!(!num_blocks.is_multiple_of(7_919));
         let mut scattered = (0..num_blocks).map(|i| BlockId::new(i * 7_919 % num_blocks));
-        let tables: Vec<Vec<_>> =
-            (0..rows).map(|_| scattered.by_ref().take(usize::try_from(blocks).unwrap()).collect()).collect();
+        let mut take = |blocks: u32| scattered.by_ref().take(usize::try_from(blocks).unwrap()).collect::<Vec<_>>();
+        let prefix = take(prefix);
+        let tables: Vec<Vec<_>> = (0..rows).map(|_| [&prefix[..], &take(blocks)].concat()).collect();
         let step_rows: Vec<_> =
             tables.iter().map(|blocks| TableRow { start: len - tokens, len: tokens, blocks }).collect();
         storage.prepare((), &Step::from_tables(BLOCK, &step_rows, &[]).unwrap(), u32::MAX).unwrap();
@@ -118,6 +126,22 @@ fn decode(c: &mut Criterion) {
     }
 }
 
+fn cascade(c: &mut Criterion) {
+    let mut group = c.benchmark_group("cascade");
+    for (name, shared) in [("shared", 4096), ("copies", 0)] {
+        let mut bench = Bench::sharing(DType::BF16, 32, shared, 4096 + 128, 1, POOL_BYTES);
+        on_threads(|threads, on| {
+            let mut layer = 0;
+            group.bench_function(BenchmarkId::new(format!("bf16/32x4096+128/{name}"), threads), |b| {
+                b.iter(|| {
+                    on(&mut || bench.attend(layer));
+                    layer = (layer + 1) % bench.layers;
+                });
+            });
+        });
+    }
+}
+
 fn prefill(c: &mut Criterion) {
     let mut group = c.benchmark_group("prefill");
     let len = 512;
@@ -139,5 +163,5 @@ fn config() -> Criterion {
     config.warm_up_time(Duration::from_millis(500)).sample_size(20)
 }
 
-criterion_group! { name = benches; config = config(); targets = roof, decode, prefill }
+criterion_group! { name = benches; config = config(); targets = roof, decode, cascade, prefill }
 criterion_main!(benches);
