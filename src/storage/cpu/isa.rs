@@ -34,6 +34,22 @@ macro_rules! arrays {
     };
 }
 
+/// A transposition through memory.
+macro_rules! transpose {
+    ($lanes:expr) => {
+        #[inline(always)]
+        fn transpose(self, mut row: impl FnMut(usize) -> Self::V, mut column: impl FnMut(usize, Self::V)) {
+            let mut rows = [[0.0; $lanes]; $lanes];
+            for (lane, to) in rows.iter_mut().enumerate() {
+                self.store(row(lane), to);
+            }
+            for (place, &lane) in Self::TREE.iter().enumerate() {
+                column(place, self.load(&rows.map(|row| row[lane])));
+            }
+        }
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -63,6 +79,9 @@ pub(super) trait Isa: Copy {
 
     /// Accumulators that a loop of the kernel keeps in registers, beside what it loads: 8 or 16.
     const ACCUMULATORS: usize;
+
+    /// The lanes in the order in which [`sums`](Self::sums) adds neighbours, then sums of neighbours, up to one.
+    const TREE: &'static [usize];
 
     /// Whether `f32::mul_add` is one instruction here. Where it is not it would be a library call per lane.
     const FMA: bool;
@@ -115,6 +134,10 @@ pub(super) trait Isa: Copy {
 
     /// The sum of the lanes of each vector, by a tree that is the same whatever N and the place in `x`.
     fn sums<const N: usize>(self, x: [Self::V; N]) -> [f32; N];
+
+    /// Of [`LANES`](Self::LANES) vectors, which `row` gives, those of their lanes: `column` gets each of them with its place
+    /// in the [`TREE`](Self::TREE).
+    fn transpose(self, row: impl FnMut(usize) -> Self::V, column: impl FnMut(usize, Self::V));
 
     /// Asks for the cache line of this address ahead of its use. A hint: no effect on results, any address will do.
     fn prefetch<T>(self, at: *const T);
@@ -280,6 +303,25 @@ mod tests {
                 many[place] = c;
                 assert_eq!(isa.sums(many)[place].to_bits(), alone.to_bits());
             }
+            // Across vectors it is the same tree, over the lanes that a transposition gives in its order.
+            let rows: Vec<Vec<f32>> =
+                (0..I::LANES).map(|row| rough.iter().map(|x| x * (1.0 + number(row, 0.3))).collect()).collect();
+            let mut columns = Vec::new();
+            isa.transpose(|row| isa.load(&isa.padded(&rows[row])), |place, column| columns.push((place, column)));
+            for (index, &(place, column)) in columns.iter().enumerate() {
+                assert_eq!(place, index);
+                let lane = I::TREE[place];
+                assert_eq!(read(column), rows.iter().map(|row| row[lane]).collect::<Vec<_>>());
+            }
+            let mut level: Vec<I::V> = columns.into_iter().map(|(_, column)| column).collect();
+            while level.len() > 1 {
+                level = level.chunks(2).map(|two| isa.add(two[0], two[1])).collect();
+            }
+            let bits = |x: f32| x.to_bits();
+            let sums = rows.iter().map(|row| isa.sums([isa.load(&isa.padded(row))])[0]).map(bits).collect::<Vec<_>>();
+            let mut across = [0.0; 16];
+            isa.store(level[0], &mut isa.vectors_mut(&mut across)[0]);
+            assert_eq!(across.map(bits)[..I::LANES], sums);
             isa.prefetch(core::ptr::null::<f32>());
         }
     }

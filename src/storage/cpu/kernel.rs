@@ -22,14 +22,17 @@
 //!   sees only, then joined to the sum of the span by one multiply-add;
 //! * spans are joined from the first that the row sees anything of to the last, each by the same two factors.
 //!
-//! Tiles of rows see the same positions, except at the causal diagonal and at the edge of a window, where the heads of
-//! one token are taken together.
+//! A chunk is met in three phases, each for all rows before the next: products of queries and K ([`scores`]), softmax,
+//! weighted sum of V ([`meet`]). So one of K and V is in the first-level cache at a time, and not both. Rows see the same
+//! positions, except at the causal diagonal, at the edge of a window and under a mask: there the products are taken for
+//! all rows, and from the softmax on the heads of one token go together, with the columns that it sees.
 
 mod coming;
 mod ends;
 mod meet;
 mod pass;
 mod rules;
+mod scores;
 mod scratch;
 mod state;
 
@@ -56,12 +59,13 @@ pub(super) const CHUNK: usize = 64;
 /// bits is 128 KiB of K and V, and half a KiB of state per query head). Part of the definition of the result.
 pub(super) const SPAN: usize = 4 * CHUNK;
 
-/// Rows, of all its KV heads together, that share one walk over the context: 64 rows of 128 elements keep 64 KiB of
-/// state, within a second-level cache together with a chunk of K and V.
-pub(super) const ROWS: usize = 64;
+/// Rows, of all its KV heads together, that share one walk over the context: 128 rows of 128 elements keep 128 KiB of
+/// state and 96 KiB of queries and scores, within a second-level cache together with a chunk of K and V.
+pub(super) const ROWS: usize = 128;
 
-/// From this many rows on, a chunk of 16-bit K and V is widened once instead of once per eight rows.
-const WIDEN_ROWS: usize = 24;
+/// From this many rows on, a chunk of K is transposed once for all of them (see [`scores`]), and one of V in 16 bits
+/// widened once instead of once per eight rows. With 16 rows both cost more than they save.
+const MANY_ROWS: usize = 24;
 
 /// A query token of the step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -123,7 +127,7 @@ impl<E: Stored> Work for Attend<'_, E> {
             let pass = Pass { tile: &self.tile, first, rows: ROWS.min(rows - first) };
             // Among those of all heads and all passes of a span.
             let place = |head: usize, row: usize| head * rows + first + row;
-            let mut state = State::new(scratch.state, heads * pass.rows, v_dim);
+            let mut state = State::new(&mut scratch.sums, heads * pass.rows, v_dim);
             match &mut self.target {
                 Target::Finish(ends) => {
                     ends.begin(&pass, &mut state);

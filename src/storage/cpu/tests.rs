@@ -121,6 +121,45 @@ fn tensors_of_any_element_type_are_taken() {
     }
 }
 
+/// Few rows over a head read K as it is stored, many read it transposed, and a pass takes 128 of all heads: numbers of
+/// rows on either side of all these, that fall into fours or not.
+#[test]
+fn queries_that_go_together_are_computed_as_if_alone() {
+    for (dtype, level) in
+        [DType::F32, DType::F16, DType::BF16].into_iter().flat_map(|d| Level::all().map(move |l| (d, l)))
+    {
+        for (dim, group, len) in [(17, 1, 25), (40, 5, 5), (16, 3, 9), (33, 7, 19), (8, 23, 2), (64, 24, 2)] {
+            let kv_heads = 5;
+            let shape = KvShape::new(1, 5, dim, dtype);
+            let mut storage = CpuStorage::new(KvLayout::per_layer(&shape, 8, 16).unwrap()).unwrap();
+            storage.level = level;
+            let blocks = ids([3, 0, 7, 1, 6, 2, 5, 4]);
+            let (dim, tokens) = (ix(dim), 100 + ix(len));
+            let step = |start, len| Step::from_tables(16, &[TableRow { start, len, blocks: &blocks }], &[]).unwrap();
+            storage.prepare((), &step(0, 100 + len), 1).unwrap();
+            let kv = [tokens, kv_heads, dim];
+            let (k, v) = (numbers(tokens * kv_heads * dim, 1), numbers(tokens * kv_heads * dim, 2));
+            storage.write_kv((), 0, CpuTensor::new(&k, kv), CpuTensor::new(&v, kv)).unwrap();
+            let per_token = kv_heads * group * dim;
+            let q = numbers(ix(len) * per_token, 3);
+            let attend = |storage: &CpuStorage, q: &[f32]| {
+                let (mut out, shape) = (alloc::vec![f32::NAN; q.len()], [q.len() / per_token, kv_heads * group, dim]);
+                let out_tensor = CpuTensorMut::new(&mut out, shape);
+                storage.attend((), 0, CpuTensor::new(q, shape), out_tensor, &quarter()).unwrap();
+                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            storage.prepare((), &step(100, len), 1).unwrap();
+            let together = attend(&storage, &q);
+            let mut alone = Vec::new();
+            for (token, q) in (0..len).zip(q.chunks(per_token)) {
+                storage.prepare((), &step(100 + token, 1), 1).unwrap();
+                alone.extend(attend(&storage, q));
+            }
+            assert!(together == alone, "{dtype:?} {level:?}: {dim}, {group}, {len}");
+        }
+    }
+}
+
 /// 4 rows of very different lengths, enough work for several threads.
 #[cfg(feature = "rayon")]
 #[test]

@@ -35,7 +35,9 @@ macro_rules! op {
 impl Isa for Avx2 {
     type V = __m256;
     arrays!(LANES);
+    transpose!(LANES);
     const ACCUMULATORS: usize = 8;
+    const TREE: &'static [usize] = &[0, 1, 2, 3, 4, 5, 6, 7];
     const FMA: bool = true;
 
     #[inline]

@@ -42,6 +42,7 @@ impl Isa for Avx512 {
     type V = __m512;
     arrays!(LANES);
     const ACCUMULATORS: usize = 16;
+    const TREE: &'static [usize] = &[0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15];
     const FMA: bool = true;
 
     #[inline]
@@ -180,6 +181,19 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    fn transpose(self, mut row: impl FnMut(usize) -> __m512, mut column: impl FnMut(usize, __m512)) {
+        let mut rows = [self.splat(0.0); LANES];
+        // A loop and not `array::from_fn`, which need not be inlined, and would be compiled without the instructions.
+        for (lane, to) in rows.iter_mut().enumerate() {
+            *to = row(lane);
+        }
+        let columns = transpose16(rows);
+        for (place, &lane) in Self::TREE.iter().enumerate() {
+            column(place, columns[lane]);
+        }
+    }
+
+    #[inline(always)]
     fn prefetch<T>(self, at: *const T) {
         // SAFETY: a prefetch never faults, whatever the address; SSE is part of x86-64.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
@@ -212,4 +226,38 @@ fn sums16(x: [__m512; LANES]) -> __m512 {
     };
     let (low, high) = (fold(quads[0], quads[1]), fold(quads[2], quads[3]));
     fold(low, high)
+}
+
+/// Vector i of lanes i: by rounds of neighbours, pairs, quads and halves of 128 bits each.
+#[inline(always)]
+fn transpose16(x: [__m512; LANES]) -> [__m512; LANES] {
+    let mut y = x;
+    for i in 0..8 {
+        // Within each of the four 128-bit parts: [a0 b0 a1 b1] and [a2 b2 a3 b3].
+        y[2 * i] = op!(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]));
+        y[2 * i + 1] = op!(_mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+    }
+    let mut z = y;
+    for i in 0..4 {
+        for half in 0..2 {
+            let ab = op!(_mm512_castps_pd(y[4 * i + half]));
+            let cd = op!(_mm512_castps_pd(y[4 * i + half + 2]));
+            // Lane j of each part, of a, b, c and d.
+            z[4 * i + 2 * half] = op!(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)));
+            z[4 * i + 2 * half + 1] = op!(_mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+        }
+    }
+    let mut out = z;
+    for j in 0..4 {
+        // Vector 4 i + j has, in its part p, lane 4 p + j of the rows from 4 i on.
+        let [a, b, c, d] = [z[j], z[4 + j], z[8 + j], z[12 + j]];
+        let even = [op!(_mm512_shuffle_f32x4::<0x88>(a, b)), op!(_mm512_shuffle_f32x4::<0x88>(c, d))];
+        let odd = [op!(_mm512_shuffle_f32x4::<0xdd>(a, b)), op!(_mm512_shuffle_f32x4::<0xdd>(c, d))];
+        // Parts [a0 a2 b0 b2] and [c0 c2 d0 d2].
+        out[j] = op!(_mm512_shuffle_f32x4::<0x88>(even[0], even[1]));
+        out[8 + j] = op!(_mm512_shuffle_f32x4::<0xdd>(even[0], even[1]));
+        out[4 + j] = op!(_mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]));
+        out[12 + j] = op!(_mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]));
+    }
+    out
 }

@@ -67,7 +67,9 @@ fn widen_f16(bits: uint16x4_t) -> float32x4_t {
 impl Isa for Neon {
     type V = [float32x4_t; 2];
     arrays!(LANES);
+    transpose!(LANES);
     const ACCUMULATORS: usize = 8;
+    const TREE: &'static [usize] = &[0, 4, 1, 5, 2, 6, 3, 7];
     const FMA: bool = true;
 
     #[inline]

@@ -16,7 +16,9 @@ pub(in super::super) struct Portable;
 impl Isa for Portable {
     type V = [f32; LANES];
     arrays!(LANES);
+    transpose!(LANES);
     const ACCUMULATORS: usize = 8;
+    const TREE: &'static [usize] = &[0, 1, 2, 3, 4, 5, 6, 7];
     // Whether the target has a fused multiply-add at its baseline is known when this is compiled.
     const FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 

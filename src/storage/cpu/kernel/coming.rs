@@ -19,10 +19,10 @@ const STREAMS: usize = 4;
 pub(super) struct Coming<'s, 'a, E> {
     rows: View<'s, 'a, E>,
     /// Lines of a row.
-    pub(super) lines: usize,
-    /// Lines that were asked for.
-    asked: usize,
-    /// The line to ask for next. When all have been asked for it goes on behind the last row, where it does no harm.
+    lines: usize,
+    /// Lines that were not asked for yet.
+    remaining: usize,
+    /// The line to ask for next.
     at: *const E,
     /// Lines of its row from there on.
     left: usize,
@@ -39,7 +39,8 @@ impl<'s, 'a, E> Coming<'s, 'a, E> {
     pub(super) fn new(rows: View<'s, 'a, E>) -> Self {
         let lines = rows.dim().div_ceil(Self::LINE_ELEMS);
         let stride = rows.len().div_ceil(STREAMS);
-        let mut coming = Self { rows, lines, asked: 0, at: core::ptr::null(), left: 0, next: 0, stride };
+        let remaining = rows.len() * lines;
+        let mut coming = Self { rows, lines, remaining, at: core::ptr::null(), left: 0, next: 0, stride };
         coming.begin_row();
         coming
     }
@@ -64,18 +65,24 @@ impl<'s, 'a, E> Coming<'s, 'a, E> {
     /// How many lines to ask for each time, to have asked for all after so many times.
     #[inline(always)]
     pub(super) fn pace(&self, times: usize) -> usize {
-        (self.rows.len() * self.lines).div_ceil(times.max(1))
+        self.remaining.div_ceil(times.max(1))
     }
 
-    /// Lines that were not asked for yet.
+    /// Takes over to ask for the next lines, or for those that are left, in the course of so many steps: says how many
+    /// to [ask](Self::ask) for in each, and asks for the rest at once.
     #[inline(always)]
-    pub(super) fn remaining(&self) -> usize {
-        (self.rows.len() * self.lines).saturating_sub(self.asked)
+    pub(super) fn spread<I: Isa>(&mut self, isa: I, lines: usize, steps: usize) -> usize {
+        let lines = lines.min(self.remaining);
+        self.remaining -= lines;
+        // A division takes as long as a dozen vectors: mostly it can be done without.
+        let each = if lines < steps { 0 } else { lines.checked_div(steps).unwrap_or(0) };
+        self.ask(isa, lines - each * steps);
+        each
     }
 
+    /// Asks for lines that [`spread`](Self::spread) told of.
     #[inline(always)]
     pub(super) fn ask<I: Isa>(&mut self, isa: I, lines: usize) {
-        self.asked += lines;
         for _ in 0..lines {
             isa.prefetch(self.at);
             self.at = self.at.wrapping_add(Self::LINE_ELEMS);
@@ -108,13 +115,12 @@ mod tests {
             let mut rows = Rows::new(self.dim);
             rows.add(self.elems, self.dim, self.rows);
             let mut coming = Coming::new(rows.view());
-            while coming.remaining() > 0 {
+            while coming.remaining > 0 {
                 self.asked.push((coming.at.addr() - self.elems.as_ptr().addr()) / 4);
-                coming.ask(isa, 1);
+                coming.spread(isa, 1, 0);
             }
-            // And on, without an end.
-            coming.ask(isa, 1000);
-            assert_eq!(coming.remaining(), 0);
+            // No more than there are.
+            assert_eq!((coming.spread(isa, 1000, 3), coming.remaining), (0, 0));
         }
     }
 
@@ -146,5 +152,31 @@ mod tests {
         let coming = Coming::new(rows.view());
         assert_eq!([1, 2, 47, 48, 100].map(|times| coming.pace(times)), [48, 24, 2, 1, 1]);
         assert_eq!(coming.pace(0), 48);
+    }
+
+    /// What is asked for at once, and then in each of the steps.
+    struct Spread<'t>(&'t [f32]);
+
+    impl Work for Spread<'_> {
+        fn run<I: Isa>(self, isa: I) {
+            // 16 rows of 3 lines: of so many lines over so many steps, those in each, and those that are left for later.
+            for (lines, steps, each, left) in
+                [(7, 3, 2, 41), (2, 3, 0, 46), (100, 5, 9, 0), (4, 0, 0, 44), (0, 8, 0, 48)]
+            {
+                let mut rows = Rows::new(40);
+                rows.add(self.0, 40, 16);
+                let mut coming = Coming::new(rows.view());
+                let first = coming.at;
+                assert_eq!((coming.spread(isa, lines, steps), coming.remaining), (each, left), "{lines} / {steps}");
+                // The first line is asked for at once where not all of them are shared out.
+                assert_eq!(coming.at == first, lines.min(48) == each * steps, "{lines} / {steps}");
+            }
+        }
+    }
+
+    #[test]
+    fn lines_are_spread_over_steps_and_the_rest_asked_for_at_once() {
+        let elems = alloc::vec![0.0_f32; 640];
+        Level::all().for_each(|level| level.run(Spread(&elems)));
     }
 }

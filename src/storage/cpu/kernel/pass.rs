@@ -1,13 +1,13 @@
 //! Some rows of a tile on their walk over the context.
 
-use core::array;
 use core::ops::Range;
 
-use super::meet::{Chunk, Meet, ScaleView};
+use super::meet::{Chunk, Meet};
 use super::rules::Positions;
+use super::scores::{self, ColumnScores, RowScores, TOGETHER, Transpose};
 use super::scratch::{Inputs, LINE};
 use super::state::State;
-use super::{CHUNK, SPAN, Tile, WIDEN_ROWS};
+use super::{CHUNK, MANY_ROWS, SPAN, Tile};
 use crate::id::ix;
 use crate::storage::QueryMask;
 use crate::storage::cpu::element::{Stored, widen_row};
@@ -15,25 +15,6 @@ use crate::storage::cpu::geometry::Geometry;
 use crate::storage::cpu::isa::Isa;
 use crate::storage::cpu::rows::{Rows, View};
 use crate::storage::cpu::tensor::OutTile;
-
-/// Scales of a chunk, one per position.
-struct Scale {
-    keys: [f32; CHUNK],
-    values: [f32; CHUNK],
-}
-
-impl Default for Scale {
-    fn default() -> Self {
-        Self { keys: [0.0; CHUNK], values: [0.0; CHUNK] }
-    }
-}
-
-impl Scale {
-    #[inline(always)]
-    fn view(&self, len: usize) -> ScaleView<'_> {
-        ScaleView { keys: &self.keys[..len], values: &self.values[..len] }
-    }
-}
 
 /// Rows `first .. first + rows` of a tile over each of its KV heads.
 pub(super) struct Pass<'a, E> {
@@ -63,35 +44,68 @@ impl<E: Stored> Pass<'_, E> {
         &self,
         isa: I,
         state: &mut State<'p>,
-        Inputs { q, q_stride, k, v }: &'p mut Inputs<'_>,
+        inputs: &mut Inputs<'_>,
         spans: Range<usize>,
         mut after: impl FnMut(I, &mut State<'p>, usize),
     ) {
-        let tile = self.tile;
-        self.each(|head, row| {
-            let to = &mut q[(head * self.rows + row) * *q_stride..][..*q_stride];
-            let (token, head) = tile.query(tile.heads.start + head, self.first + row);
-            tile.q.widen(isa, token, head, to);
-        });
-        state.take_queries(q, *q_stride);
+        self.take_queries(isa, state, inputs);
         for span in spans {
             state.begin();
-            self.span(isa, state, (k, v), span);
+            self.span(isa, state, inputs, span);
             after(isa, state, span);
+        }
+    }
+
+    /// Whether K is transposed, and what is not of 32 bits widened, once for all rows.
+    #[inline(always)]
+    const fn many(&self) -> bool {
+        self.rows >= MANY_ROWS
+    }
+
+    /// Takes in the queries of all rows, as [`RowScores`] or [`ColumnScores`] read them, and their biases.
+    #[inline(always)]
+    fn take_queries<I: Isa>(&self, isa: I, state: &mut State<'_>, inputs: &mut Inputs<'_>) {
+        let (tile, stride) = (self.tile, inputs.q_stride);
+        let many = self.many();
+        let queries = self.queries::<I>(stride);
+        if many {
+            inputs.q[..tile.heads.len() * queries].fill(0.0);
+        }
+        self.each(|index, row| {
+            let (token, head) = tile.query(tile.heads.start + index, self.first + row);
+            if let Some(slopes) = tile.rules.slopes {
+                state.biases[index * self.rows + row] = (slopes[head], tile.position(self.token(row)));
+            }
+            let q = &mut inputs.q[index * queries..][..queries];
+            tile.q.widen(isa, token, head, inputs.one);
+            if many {
+                scores::interleave::<I>(row, inputs.one, tile.geometry.k_dim, q.as_chunks_mut().0);
+            } else {
+                scores::beside::<I, E>(isa, row, inputs.one, q);
+            }
+        });
+    }
+
+    /// Numbers in the queries of one head.
+    #[inline(always)]
+    fn queries<I: Isa>(&self, stride: usize) -> usize {
+        if self.many() {
+            self.rows.next_multiple_of(TOGETHER) * self.tile.geometry.k_dim.next_multiple_of(I::LANES)
+        } else {
+            self.rows * stride
         }
     }
 
     /// One span, into a fresh state.
     #[inline(always)]
-    fn span<I: Isa>(&self, isa: I, state: &mut State<'_>, (wide_k, wide_v): (&mut [f32], &mut [f32]), span: usize) {
+    fn span<I: Isa>(&self, isa: I, state: &mut State<'_>, inputs: &mut Inputs<'_>, span: usize) {
         let Tile { geometry: Geometry { k, v, scales, k_dim, v_dim, .. }, ref heads, .. } = *self.tile;
         // What the first row sees begins first, what the last one sees ends last: nothing beyond is touched.
         let (seen_from, seen_to) = (self.tile.seen(self.token(0)).start, self.tile.seen(self.token(self.rows - 1)).end);
         let (begin, end) = (seen_from.max(span * SPAN), seen_to.min((span + 1) * SPAN));
         let upto = |from: usize| end.min((from / CHUNK + 1) * CHUNK);
-        let as_stored = E::WIDE || self.rows < WIDEN_ROWS;
         let (mut keys, mut values, mut ahead) = (Rows::new(*k_dim), Rows::new(*v_dim), Rows::new(*k_dim));
-        let mut scale = Scale::default();
+        let (mut k_scales, mut v_scales) = ([0.0; CHUNK], [0.0; CHUNK]);
         self.tile.gather(heads.start, begin..upto(begin), k, &mut keys);
         let mut from = begin;
         while from < end {
@@ -105,29 +119,51 @@ impl<E: Stored> Pass<'_, E> {
                     (heads.start, to..seen_to.min(to + CHUNK))
                 };
                 self.tile.gather(next, positions.clone(), k, &mut ahead);
-                let scale = scales.as_ref().map(|[k, v]| {
+                self.score(isa, state, inputs, head - heads.start, keys.view(), values.view());
+                let scales = scales.as_ref().map(|[k, v]| {
                     self.tile.ask_for_scales(isa, next, positions.clone(), k);
                     self.tile.ask_for_scales(isa, next, positions, v);
-                    self.tile.gather_scales(head, from..to, k, &mut scale.keys);
-                    self.tile.gather_scales(head, from..to, v, &mut scale.values);
-                    scale.view(to - from)
+                    self.tile.gather_scales(head, from..to, k, &mut k_scales);
+                    self.tile.gather_scales(head, from..to, v, &mut v_scales);
+                    multiply(&mut state.scores[..self.rows], &k_scales[..to - from]);
+                    &v_scales[..to - from]
                 });
-                let keys_here = keys.view();
-                if as_stored {
-                    let (values, ahead) = (values.view(), ahead.view());
-                    let chunk = Chunk { keys: keys_here, values, scale, coming: values, ahead };
+                if E::WIDE || !self.many() {
+                    let chunk = Chunk { values: values.view(), scales, ahead: ahead.view() };
                     self.chunk(isa, state, head, chunk, from);
                 } else {
                     // Widening is exact, so that the bits are those of above.
-                    let (keys, values) = (widen(isa, keys_here, wide_k), widen(isa, values.view(), wide_v));
-                    let (keys, values) = (keys.view(), values.view());
-                    let none = keys.slice(0..0);
-                    let chunk = Chunk { keys, values, scale, coming: none, ahead: none };
-                    self.chunk(isa, state, head, chunk, from);
+                    let values = widen(isa, values.view(), inputs.v);
+                    let values = values.view();
+                    self.chunk(isa, state, head, Chunk { values, scales, ahead: values.slice(0..0) }, from);
                 }
                 core::mem::swap(&mut keys, &mut ahead);
             }
             from = to;
+        }
+    }
+
+    /// Takes the scores of all rows over a head with a chunk, whether or not they see all of it.
+    #[inline(always)]
+    fn score<I: Isa>(
+        &self,
+        isa: I,
+        state: &mut State<'_>,
+        inputs: &mut Inputs<'_>,
+        index: usize,
+        keys: View<'_, '_, E>,
+        coming: View<'_, '_, E>,
+    ) {
+        let stride = inputs.q_stride;
+        let queries = self.queries::<I>(stride);
+        let q = &inputs.q[index * queries..][..queries];
+        if self.many() {
+            let columns = &mut inputs.k[..self.tile.geometry.k_dim.next_multiple_of(I::LANES)];
+            isa.enter(Transpose { keys, to: columns });
+            let to = &mut state.scores[..self.rows.next_multiple_of(TOGETHER)];
+            isa.enter(ColumnScores { queries: q.as_chunks().0, columns, keys: keys.len(), coming, to });
+        } else {
+            isa.enter(RowScores { queries: q, stride, keys, coming, to: &mut state.scores[..self.rows] });
         }
     }
 
@@ -141,7 +177,7 @@ impl<E: Stored> Pass<'_, E> {
         chunk: Chunk<'_, '_, W>,
         from: usize,
     ) {
-        let to = from + chunk.keys.len();
+        let to = from + chunk.values.len();
         if let Some(mask) = self.tile.rules.mask.filter(|_| to > self.tile.row_start) {
             return self.masked_chunk(isa, state, head, chunk, from, mask);
         }
@@ -152,13 +188,32 @@ impl<E: Stored> Pass<'_, E> {
         let mut row = 0;
         while row < self.rows {
             let here = seen(row);
-            // Both ends grow with the row: where those of two are the same, so are those between.
-            let alike = |count| row + count <= self.rows && seen(row + count - 1) == here;
-            let count = together::<I, W>(alike);
-            let part = chunk.slice(here.start - from..here.end - from, row..row + count, self.rows);
-            self.some(isa, state, head, row..row + count, part, Positions::From(here.start));
+            let count = self.alike(row, |other| seen(other) == here);
+            let columns = here.start - from..here.end - from;
+            // Weights are summed in lanes that are counted from the first position that a row sees.
+            if columns.start > 0 {
+                state.scores[row..row + count].iter_mut().for_each(|scores| scores.copy_within(columns.clone(), 0));
+            }
+            let chunk = chunk.slice(columns);
+            self.some(isa, state, head, row..row + count, chunk, Positions::From(here.start));
             row += count;
         }
+    }
+
+    /// How many rows from `row` on see the same, given which see the same as it does: those up to the last of them, as
+    /// what a row sees begins and ends no sooner than with the one before.
+    #[inline(always)]
+    fn alike(&self, row: usize, same: impl Fn(usize) -> bool) -> usize {
+        if same(self.rows - 1) {
+            return self.rows - row;
+        }
+        // Rows of a token see the same.
+        let token = |row: usize| (self.token(row) + 1) * self.tile.group - self.first;
+        let mut end = token(row);
+        while same(end) {
+            end = token(end);
+        }
+        end - row
     }
 
     /// One chunk that lies among the query tokens at least in part, token by token: each sees what the mask says.
@@ -173,7 +228,7 @@ impl<E: Stored> Pass<'_, E> {
         mask: QueryMask<'_>,
     ) {
         let tile = self.tile;
-        let (mut keys, mut values, mut scale) = (Rows::new(0), Rows::new(0), Scale::default());
+        let (mut picked, mut picked_scales) = (Rows::new(0), [0.0; CHUNK]);
         let mut row = 0;
         while row < self.rows {
             let token = self.token(row);
@@ -183,29 +238,29 @@ impl<E: Stored> Pass<'_, E> {
                 seen.contains(at) && number.is_none_or(|number| bit(mask, ix(tile.queries[token].token), number))
             };
             let (mut at, mut count_seen) = ([0; CHUNK], 0);
-            for position in (from..from + chunk.keys.len()).filter(sees) {
+            for position in (from..from + chunk.values.len()).filter(sees) {
                 at[count_seen] = position;
                 count_seen += 1;
             }
-            let which = || at[..count_seen].iter().map(|at| at - from);
-            let (keys, values) = (chunk.keys.pick(which(), &mut keys), chunk.values.pick(which(), &mut values));
-            let scale = chunk.scale.map(|all| {
-                for (to, from) in which().enumerate() {
-                    (scale.keys[to], scale.values[to]) = (all.keys[from], all.values[from]);
-                }
-                scale.view(count_seen)
+            let at = &at[..count_seen];
+            let values = chunk.values.pick(at.iter().map(|at| at - from), &mut picked);
+            let scales = chunk.scales.map(|scales| {
+                at.iter().zip(&mut picked_scales).for_each(|(at, to)| *to = scales[at - from]);
+                &picked_scales[..count_seen]
             });
-            while row < self.rows && self.token(row) == token {
-                let alike = |count| row + count <= self.rows && self.token(row + count - 1) == token;
-                let count = together::<I, W>(alike);
-                let part = Chunk { keys, values, scale, ..chunk }.slice(0..keys.len(), row..row + count, self.rows);
-                self.some(isa, state, head, row..row + count, part, Positions::At(&at[..count_seen]));
-                row += count;
+            let count = self.alike(row, |other| self.token(other) == token);
+            for scores in &mut state.scores[row..row + count] {
+                for (to, at) in at.iter().enumerate() {
+                    scores[to] = scores[at - from];
+                }
             }
+            let chunk = Chunk { values, scales, ..chunk };
+            self.some(isa, state, head, row..row + count, chunk, Positions::At(at));
+            row += count;
         }
     }
 
-    /// A chunk, or what is left of it, for some rows, as many as [`together`] said. `at` are the positions of its keys.
+    /// A chunk, or what is left of it, for some rows that see all of that. `at` are the positions of its keys.
     #[inline(always)]
     fn some<I: Isa, W: Stored>(
         &self,
@@ -216,16 +271,14 @@ impl<E: Stored> Pass<'_, E> {
         chunk: Chunk<'_, '_, W>,
         at: Positions<'_>,
     ) {
-        if chunk.keys.len() > 0 {
-            let tile = self.tile;
-            let biases = array::from_fn(|r| {
-                let row = (rows.start + r).min(rows.end - 1);
-                let slope = tile.rules.slopes.map(|slopes| slopes[tile.query(head, self.first + row).1]);
-                slope.map(|slope| (slope, tile.position(self.token(row))))
-            });
-            // Among the rows of all heads.
-            let row = (head - tile.heads.start) * self.rows + rows.start;
-            isa.enter(Meet { state, row, rows: rows.len(), chunk, rules: tile.rules, biases, at });
+        if chunk.values.len() > 0 {
+            // Each asks for its share.
+            let share = |row: usize| chunk.ahead.len() * row / self.rows;
+            let ahead = chunk.ahead.slice(share(rows.start)..share(rows.end));
+            let chunk = Chunk { ahead, ..chunk };
+            let (scored, rules) = (rows.start, self.tile.rules);
+            let row = (head - self.tile.heads.start) * self.rows + rows.start;
+            isa.enter(Meet { state, row, scored, rows: rows.len(), chunk, rules, at });
         }
     }
 
@@ -243,20 +296,17 @@ impl<E: Stored> Pass<'_, E> {
     }
 }
 
-/// How many of the next rows to take together, given whether the next 8, 4 or 2 see the same.
-#[inline(always)]
-fn together<I: Isa, W: Stored>(alike: impl Fn(usize) -> bool) -> usize {
-    // Eight save a conversion of K and V, and cost loads of queries.
-    if I::ACCUMULATORS == 16 && !W::WIDE && alike(8) {
-        8
-    } else {
-        [4, 2].into_iter().find(|&count| alike(count)).unwrap_or(1)
-    }
-}
-
 /// Whether a query token of the step sees query token `number` of its row.
 fn bit(mask: QueryMask<'_>, token: usize, number: usize) -> bool {
     mask.words[token * ix(mask.words_per_token) + number / 64] >> (number % 64) & 1 == 1
+}
+
+/// Multiplies the columns of rows by their scales.
+#[inline(always)]
+pub(super) fn multiply(rows: &mut [[f32; CHUNK]], scales: &[f32]) {
+    for row in rows {
+        row.iter_mut().zip(scales).for_each(|(x, scale)| *x *= scale);
+    }
 }
 
 /// Widens rows into `scratch`, one after the other.

@@ -2,7 +2,8 @@
 
 use alloc::vec::Vec;
 
-use super::{CHUNK, ROWS};
+use super::scores::TOGETHER;
+use super::{CHUNK, MANY_ROWS, ROWS};
 
 /// `f32` in a cache line. Rows begin on one, so that no vector straddles two.
 pub(super) const LINE: usize = 16;
@@ -11,25 +12,39 @@ pub(super) const LINE: usize = 16;
 #[derive(Debug, Default)]
 pub(in super::super) struct Scratch {
     q: Aligned,
+    one: Aligned,
     k: Aligned,
     v: Aligned,
-    state: Aligned,
+    scores: Aligned,
+    span: Aligned,
+    total: Aligned,
 }
 
 /// A scratch, cut to the sizes of a call.
 pub(super) struct Fit<'a> {
     pub(super) inputs: Inputs<'a>,
-    /// For [`State`](super::state::State).
-    pub(super) state: &'a mut [f32],
+    pub(super) sums: Sums<'a>,
+}
+
+/// For [`State`](super::state::State).
+pub(super) struct Sums<'a> {
+    /// `[ROWS, CHUNK]`.
+    pub(super) scores: &'a mut [[f32; CHUNK]],
+    /// `[ROWS, v_dim]`, rows on lines of their own.
+    pub(super) span: &'a mut [f32],
+    /// The same.
+    pub(super) total: &'a mut [f32],
 }
 
 /// What a chunk is computed from, widened.
 pub(super) struct Inputs<'a> {
-    /// Queries: `[ROWS, q_stride]`, zero beyond `k_dim`.
+    /// Queries: `[ROWS, q_stride]`, zero beyond `k_dim`, or the same [interleaved](super::scores::interleave).
     pub(super) q: &'a mut [f32],
+    /// One query.
+    pub(super) one: &'a mut [f32],
     pub(super) q_stride: usize,
-    /// A chunk of K: `[CHUNK, k_dim]`, rows on lines of their own.
-    pub(super) k: &'a mut [f32],
+    /// A chunk of K, [transposed](super::scores::transpose): `[q_stride, CHUNK]`.
+    pub(super) k: &'a mut [[f32; CHUNK]],
     /// A chunk of V: `[CHUNK, v_dim]`, rows on lines of their own.
     pub(super) v: &'a mut [f32],
 }
@@ -39,12 +54,19 @@ impl Scratch {
     pub(super) fn fit(&mut self, k_dim: usize, v_dim: usize) -> Fit<'_> {
         let [k_stride, v_stride] = [k_dim, v_dim].map(|dim| dim.next_multiple_of(LINE));
         let inputs = Inputs {
-            q: self.q.get(ROWS * k_stride),
+            // Those of every head are filled up to a multiple of `TOGETHER`, where they are many.
+            q: self.q.get((ROWS + ROWS / MANY_ROWS * TOGETHER) * k_stride),
+            one: self.one.get(k_stride),
             q_stride: k_stride,
-            k: self.k.get(CHUNK * k_stride),
+            k: self.k.get(CHUNK * k_stride).as_chunks_mut().0,
             v: self.v.get(CHUNK * v_stride),
         };
-        Fit { inputs, state: self.state.get(2 * ROWS * v_stride) }
+        let sums = Sums {
+            scores: self.scores.get(ROWS * CHUNK).as_chunks_mut().0,
+            span: self.span.get(ROWS * v_stride),
+            total: self.total.get(ROWS * v_stride),
+        };
+        Fit { inputs, sums }
     }
 }
 

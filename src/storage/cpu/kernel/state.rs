@@ -1,10 +1,9 @@
 //! The running state of a pass: softmaxes and weighted sums, over a span and over what is before it.
 
-use super::ROWS;
-use super::scratch::LINE;
+use super::scratch::{LINE, Sums};
+use super::{CHUNK, ROWS};
 use crate::storage::cpu::exp::exp2_one;
 use crate::storage::cpu::isa::Isa;
-use crate::storage::cpu::rows::Rows;
 
 /// A softmax that was taken over some keys: the sum of the weights 2^(score − max), and, elsewhere, that of the weighted
 /// values.
@@ -31,8 +30,10 @@ impl Softmax {
 
 /// The running state of at most [`ROWS`] rows: over the span that is being walked, and over all before it.
 pub(super) struct State<'a> {
-    /// The queries, `[rows, k_dim]`, zero beyond `k_dim` up to whole lines.
-    pub(super) queries: Rows<'a, f32>,
+    /// Slope and position of every row, where there are slopes.
+    pub(super) biases: [(f32, usize); ROWS],
+    /// Scores of the rows over one head with a chunk, then their weights.
+    pub(super) scores: &'a mut [[f32; CHUNK]],
     pub(super) span: [Softmax; ROWS],
     total: [Softmax; ROWS],
     /// Weighted sums of V of the span, `[rows, stride]`, zero beyond `v_dim`.
@@ -45,22 +46,14 @@ pub(super) struct State<'a> {
 }
 
 impl<'a> State<'a> {
-    /// Takes memory of 2 × [`ROWS`] × (`v_dim` rounded up to whole lines).
     #[inline(always)]
-    pub(super) fn new(memory: &'a mut [f32], rows: usize, v_dim: usize) -> Self {
+    pub(super) fn new(memory: &'a mut Sums<'_>, rows: usize, v_dim: usize) -> Self {
         let stride = v_dim.next_multiple_of(LINE);
-        let (span_acc, total_acc) = memory.split_at_mut(ROWS * stride);
-        total_acc[..rows * stride].fill(0.0);
+        let Sums { scores, span, total } = memory;
+        total[..rows * stride].fill(0.0);
         let softmax = [Softmax::EMPTY; ROWS];
-        let queries = Rows::new(0);
-        Self { queries, span: softmax, total: softmax, span_acc, total_acc, rows, stride, v_dim }
-    }
-
-    /// Takes the queries of all rows, `stride` apart.
-    #[inline(always)]
-    pub(super) fn take_queries(&mut self, q: &'a [f32], stride: usize) {
-        self.queries = Rows::new(stride);
-        self.queries.add(q, stride, self.rows);
+        let biases = [(0.0, 0); ROWS];
+        Self { biases, scores, span: softmax, total: softmax, span_acc: span, total_acc: total, rows, stride, v_dim }
     }
 
     /// Begins a span.
