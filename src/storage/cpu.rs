@@ -66,13 +66,13 @@ pub use tensor::{CpuTensor, CpuTensorMut};
 ///
 /// # Prefixes that rows share
 /// Where tables of several rows of a step begin with the same block ids, what these hold is read once for several rows
-/// together, as many as have 16 query heads per KV head: first what all have in common, a system prompt, then what some of
+/// together, as many as have 128 query heads per KV head: first what all have in common, a system prompt, then what some of
 /// them have beyond, a document, and so on; then each row goes its own way. Nobody has to say so. No bit changes: a row goes
 /// on from the very state that it would have had by itself.
 ///
 /// Whole runs of 256 positions from the first on are shared, by rows of up to 16 query tokens, all of them behind the run,
-/// and where no window cuts into the context of any row that begins with the same run. With more than 8 query heads per KV
-/// head each row is walked by itself: it has enough arithmetic for every byte.
+/// and where no window cuts into the context of any row that begins with the same run. With more than 64 query heads per
+/// KV head each row is walked by itself: it has enough arithmetic for every byte.
 ///
 /// [`prepare`](KvStorage::prepare) finds the prefixes in a pass over the tables of rows that share some, times the
 /// logarithm of their number; rows that do not are told apart by the first block that differs. The calling thread keeps

@@ -13,7 +13,7 @@ use phase::{Part, Phase, Task};
 use super::element::Stored;
 use super::geometry::Geometry;
 use super::isa::Level;
-use super::kernel::{Rules, Scratch};
+use super::kernel::{ROWS, Rules, Scratch};
 use super::prepared::Prepared;
 use super::tensor::{CpuTensor, CpuTensorMut, SharedOut};
 
@@ -30,17 +30,18 @@ std::thread_local! {
     static PLAN: RefCell<Plan> = RefCell::default();
 }
 
-/// Rows over one KV head, of queries that share a prefix, that are walked over it together, at most: from here on K and V
-/// cost less than the arithmetic. 32 sequences of 4096 shared and 128 own tokens, 8 KV heads of 128 elements in `bf16`, in
-/// ms on one core of AVX-512, whose last-level cache keeps the prefix, against each row by itself:
+/// Rows over one KV head, of queries that share a prefix, that are walked over it together, at most: one pass. Where not two
+/// queries have so few, each row goes by itself. Sequences of 4,096 shared and 128 own tokens, 8 KV heads of 128 elements in
+/// `bf16`, in ms on one core of AVX-512, whose last-level cache keeps the prefix:
 ///
-/// | query heads per KV head | 8 rows | 16 | 23 | 32 | 64 | by itself | by itself, from memory |
-/// |---|---|---|---|---|---|---|---|
-/// | 1 | 9.5 | 9.7 | 9.7 | 10.4 | 11.1 | 26.6 | 44.5 |
-/// | 4 | 32.4 | 33.1 | 33.1 | 38.1 | 33.0 | 32.7 | 42.4 |
-///
-/// Where not two queries have so few, each row goes by itself: 16 heads per KV head took as long either way.
-const SHARED_ROWS: usize = 16;
+/// | query heads per KV head, sequences | 16 rows | 32 | 64 | 128 | by itself | by itself, from memory |
+/// |---|---|---|---|---|---|---|
+/// | 1, 32 | 7.0 | 7.9 | 8.1 | 7.9 | 24.2 | 42.6 |
+/// | 4, 32 | 24.8 | 25.4 | 23.7 | 21.3 | 31.1 | 41.7 |
+/// | 8, 32 | 48.9 | 51.8 | 47.7 | 42.0 | 52.7 | 61.2 |
+/// | 16, 32 | | | | 88.4 | 104.5 | 115.5 |
+/// | 4, 2 | | | | 1.6 | 2.0 | 2.0 |
+const SHARED_ROWS: usize = ROWS;
 
 #[cfg(test)]
 std::thread_local! {

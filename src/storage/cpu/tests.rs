@@ -218,7 +218,7 @@ fn a_step_like_the_one_before_allocates_nothing() {
 /// more of their own; `group` query heads per KV head.
 fn attend_shared(storage: &mut CpuStorage, step: &Step, group: usize, params: &AttendParams<'_>, out: &mut [f32]) {
     storage.prepare((), step, 5).unwrap();
-    let (q, shape) = ([0.5_f32; 5 * 2 * 16 * 8], [5, 2 * group, 8]);
+    let (q, shape) = ([0.5_f32; 5 * 2 * 65 * 8], [5, 2 * group, 8]);
     let to = CpuTensorMut::new(out, shape);
     storage.attend((), 0, CpuTensor::new(&q, shape), to, params).unwrap();
 }
@@ -236,7 +236,7 @@ fn step_shared(prefix: u32) -> (CpuStorage, Step) {
 fn a_prefix_that_rows_share_is_read_once() {
     let read = |prefix: u32, group: usize, params: AttendParams<'_>| {
         let (mut storage, step) = step_shared(prefix);
-        let mut out = [0.0; 5 * 2 * 16 * 8];
+        let mut out = [0.0; 5 * 2 * 65 * 8];
         attend::SPANS_READ.set(0);
         attend_shared(&mut storage, &step, group, &params, &mut out);
         attend::SPANS_READ.get()
@@ -248,10 +248,10 @@ fn a_prefix_that_rows_share_is_read_once() {
     // 1 and 3 of them once, the others by each row.
     assert_eq!(read(256, 1, plain), 2 * (1 + 5 * 3));
     assert_eq!(read(1000, 1, plain), 2 * (3 + 5));
-    // 4 query heads: 4 queries go together, so that 5 do by 2 and 3.
-    assert_eq!(read(1000, 4, plain), 2 * (2 * 3 + 5));
-    // 16 of them are enough for a walk of their own.
-    assert_eq!(read(1000, 16, plain), 2 * 5 * 4);
+    // 32 query heads: of 128 rows 4 queries go together, so that 5 do by 2 and 3.
+    assert_eq!(read(1000, 32, plain), 2 * (2 * 3 + 5));
+    // Of 65 no two do.
+    assert_eq!(read(1000, 65, plain), 2 * 5 * 4);
     // A window that all of it lies within; one that cuts the first of 1,008 off; one from position 504 or later on.
     assert_eq!(read(1000, 1, plain.with_window(1008)), 2 * (3 + 5));
     assert_eq!(read(1000, 1, plain.with_window(1007)), 2 * 5 * 4);
