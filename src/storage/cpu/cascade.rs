@@ -70,7 +70,8 @@ impl Cascade {
     /// Finds the prefixes that rows share, and each row's part in them. `blocks` are those of all rows.
     ///
     /// # Complexity
-    /// O(length of the tables × log(rows)) at most; rows that share nothing are told apart by their first differing block.
+    /// O(length of the tables × log(rows)) at most, in blocks or spans, whichever are more; rows that share nothing are
+    /// told apart by their first differing block.
     pub(super) fn find(&mut self, tiles: &mut [QueryTile], blocks: &[BlockId], block_size: usize) {
         let Self { order, prefixes, queries } = self;
         order.clear();
@@ -101,11 +102,23 @@ impl Cascade {
                 }
                 let table = |index: usize| &blocks[tiles[index].table..][..tiles[index].blocks];
                 let first = table(class[0]);
-                // Blocks before those of this span are the same, as the class shares all spans before.
-                let from = of_span.start;
-                let alike = class
-                    .iter()
-                    .fold(first.len(), |alike, &index| from + same(&first[from..alike], &table(index)[from..]));
+                // Blocks up to the end of this span are the same, as the class shares it and all spans before. More are
+                // looked at in pieces that double: what some of the class share and others do not is not looked at to its
+                // end here, and again in each of the prefixes below.
+                let (mut alike, mut piece) = (of_span.end, of_span.len());
+                loop {
+                    let upto = first.len().min(alike + piece);
+                    let found = class.iter().fold(upto, |upto, &index| {
+                        #[cfg(test)]
+                        tests::COMPARED.set(tests::COMPARED.get() + upto - alike);
+                        alike + same(&first[alike..upto], &table(index)[alike..])
+                    });
+                    let all = found == alike + piece;
+                    (alike, piece) = (found, 2 * piece);
+                    if !all {
+                        break;
+                    }
+                }
                 let whole = class.iter().map(|&index| whole(&tiles[index])).min().unwrap_or(0);
                 #[cfg(test)]
                 let alike = if planted::is(Bug::SharedTooLong) { alike + SPAN.div_ceil(block_size) } else { alike };
@@ -166,6 +179,8 @@ fn same(left: &[BlockId], right: &[BlockId]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use core::cell::Cell;
+
     use alloc::vec;
 
     use super::*;
@@ -173,6 +188,11 @@ mod tests {
     use crate::layout::{DType, KvLayout, KvShape};
     use crate::step::{Step, TableRow};
     use crate::storage::cpu::prepared::Prepared;
+
+    std::thread_local! {
+        /// Blocks that were compared to find how far rows go on together, at most.
+        pub(super) static COMPARED: Cell<usize> = const { Cell::new(0) };
+    }
 
     /// A row: first position, query tokens, blocks.
     type Row = (u32, u32, Vec<u32>);
@@ -243,6 +263,27 @@ mod tests {
         assert_eq!(share(255, 1, 2), 0); // the query is in the span
         assert_eq!(share(300, 16, 2), 1);
         assert_eq!(share(300, 17, 2), 0); // many queries
+    }
+
+    /// Each row leaves the first one sooner than the one before it: a prefix for every row, below each other.
+    #[test]
+    fn what_rows_share_is_not_looked_at_again_at_every_level() {
+        const ROWS: u32 = 200;
+        for block_size in [64, 256] {
+            let per_span = 256 / block_size;
+            let rows: Vec<Row> = (0..ROWS)
+                .map(|row| {
+                    let spans = ROWS - row;
+                    let blocks = (0..spans * per_span).chain([ROWS * per_span + row]).collect();
+                    (spans * 256, 1, blocks)
+                })
+                .collect();
+            let blocks: usize = rows.iter().map(|(_, _, blocks)| blocks.len()).sum();
+            COMPARED.set(0);
+            let prepared = prepared(block_size, &rows);
+            assert_eq!(prepared.cascade().prefixes().len(), ix(ROWS) - 1);
+            assert!(COMPARED.get() <= 4 * blocks, "{} of {blocks}", COMPARED.get());
+        }
     }
 
     /// Against every pair of rows: forests of random tables.
