@@ -129,6 +129,11 @@ errors! {
             /// Elements that the layer's allocation has.
             given_elems: u64,
         } => "layer {layer} spans {needed_elems} elements of an allocation of {given_elems}",
+        /// Strides of a plane are so small that two heads, tokens or blocks share elements.
+        Overlap {
+            /// The layer.
+            layer: u32,
+        } => "heads, tokens or blocks of a plane of layer {layer} share elements",
         /// A layer has no planes for the scales that its element type asks for, or has some that it does not.
         Scales {
             /// The layer.

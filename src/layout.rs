@@ -1,8 +1,8 @@
 //! The geometry of KV memory: what a token weighs, and where its K and V lie.
 //!
 //! Floor 0. [`KvShape`] answers the questions of sizing (bytes per token, blocks that fit a budget, shares of a rank);
-//! [`KvLayout`] says for every layer where the K plane and the V plane lie, with all strides explicit, 64-bit, and in
-//! elements. A layout owns no memory.
+//! [`KvLayout`] says for every layer where the K plane and the V plane lie, and those of their [scales](Scales), with all
+//! strides explicit, 64-bit, and in elements. A layout owns no memory.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -20,11 +20,11 @@ pub enum DType {
     F16,
     /// The upper half of a binary32.
     BF16,
-    /// OCP 8-bit floating point E4M3: a sign, four bits of exponent (bias 7), three of mantissa; ±448 at most, no
+    /// fp8: OCP 8-bit floating point E4M3: a sign, four bits of exponent (bias 7), three of mantissa; ±448 at most, no
     /// infinities, one NaN. It has no scale: a calibrated one goes into the keys and values that are written, and, for K,
     /// into the scale of the scores.
     F8E4M3,
-    /// Integers in −127 ..= 127, times a scale for each token and head, of K and of V apart: see [`Scales`].
+    /// int8: integers in −127 ..= 127, times a scale for each token and head, of K and of V apart: see [`Scales`].
     I8,
 }
 
@@ -223,11 +223,51 @@ impl Plane {
             .checked_add(last(block_size, self.token_stride_elems)?)?
             .checked_add(u64::from(dim))
     }
+
+    /// Whether no two heads of any tokens share elements: what the smaller strides span fits between two steps of each
+    /// larger one. Sound where [`span`](Self::span) is a number.
+    fn is_apart(&self, num_blocks: u32, heads: u32, block_size: u32, dim: u32) -> bool {
+        let mut strides = [
+            (self.token_stride_elems, block_size),
+            (self.head_stride_elems, heads),
+            (self.block_stride_elems, num_blocks),
+        ];
+        strides.sort_unstable();
+        let mut span = u64::from(dim);
+        // Of one there is no step.
+        strides.into_iter().filter(|(_, count)| *count > 1).all(|(stride, count)| {
+            let apart = stride >= span;
+            span = span.saturating_add(stride.saturating_mul(u64::from(count - 1)));
+            apart
+        })
+    }
 }
 
 /// Where the scales of one layer lie, one for K and one for V of each token and head: the number is the element times the
 /// scale. Each is an `f32` in the byte order of the machine, in the [`DType::scale_elems`] elements from
 /// [`Plane::elem`] on; they lie in the layer's allocation and travel with every copy and record of a block.
+///
+/// # Example
+/// A layer of 2 KV heads of 64 in blocks of 16, all of K, then all of V, then their scales: `[blocks, heads, 16]` with 64
+/// elements of a byte for each token, and then with 4.
+/// ```
+/// use paged_kv::layout::{DType, KvLayout, LayerLayout, Plane, Scales};
+///
+/// let (blocks, heads, tokens) = (100, 2, 16);
+/// let plane = |base_elems, dim| Plane {
+///     base_elems,
+///     block_stride_elems: heads * tokens * dim,
+///     head_stride_elems: tokens * dim,
+///     token_stride_elems: dim,
+/// };
+/// let elems = blocks * heads * tokens; // of a byte, times the bytes of a token
+/// let scales = Scales { k: plane(elems * 128, 4), v: plane(elems * 132, 4) };
+/// let (k, v) = (plane(0, 64), plane(elems * 64, 64));
+/// let layer = LayerLayout { k, v, scales: Some(scales), kv_heads: 2, k_dim: 64, v_dim: 64, allocation: 0 };
+/// let layout = KvLayout::custom(100, 16, DType::I8, vec![layer], vec![elems * 136])?;
+/// assert_eq!(layout.bytes(), 100 * 2 * 16 * (64 + 64 + 4 + 4));
+/// # Ok::<(), paged_kv::error::LayoutError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Scales {
     /// Of K.
@@ -236,7 +276,7 @@ pub struct Scales {
     pub v: Plane,
 }
 
-/// The K plane and the V plane of one layer.
+/// The K plane and the V plane of one layer, and those of their scales.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LayerLayout {
     /// Where K lies.
@@ -354,7 +394,8 @@ impl KvLayout {
     ///
     /// # Errors
     /// [`LayoutError::OutOfBounds`] where a plane leaves its allocation, [`LayoutError::Scales`] where a layer has none
-    /// and the element type asks for them, or the reverse; [`LayoutError::Zero`], [`LayoutError::Overflow`]. Planes that overlap are the caller's affair: layers may share K and V.
+    /// and the element type asks for them, or the reverse; [`LayoutError::Overlap`] where heads or tokens of one plane
+    /// share elements; [`LayoutError::Zero`], [`LayoutError::Overflow`]. Different planes that overlap are the caller's affair: layers may share K and V.
     pub fn custom(
         num_blocks: u32,
         block_size: u32,
@@ -392,6 +433,9 @@ impl KvLayout {
                     .ok_or(LayoutError::Overflow { field: "elements of a plane" })?;
                 if needed_elems > given_elems {
                     return Err(LayoutError::OutOfBounds { layer: index, needed_elems, given_elems });
+                }
+                if !plane.is_apart(num_blocks, layer.kv_heads, block_size, dim) {
+                    return Err(LayoutError::Overlap { layer: index });
                 }
             }
         }
@@ -489,6 +533,35 @@ mod tests {
         let at = [layer.k, layer.v, scales.k, scales.v].map(|plane| plane.elem(BlockId::new(2), 1, 3));
         let head = 2 * 3 * 96 + 96;
         assert_eq!(at, [head + 24, head + 32 + 24, head + 64 + 12, head + 80 + 12]);
+    }
+
+    /// 2 heads of 8, 5 blocks of 4 tokens: a token spans 8, a block's head 32, a block 64. Base and strides of blocks, heads
+    /// and tokens.
+    #[test]
+    fn a_plane_whose_heads_or_tokens_share_elements_is_refused() {
+        let layout = |num_blocks, [base_elems, block_stride_elems, head_stride_elems, token_stride_elems]: [u64; 4]| {
+            let plane = Plane { base_elems, block_stride_elems, head_stride_elems, token_stride_elems };
+            let whole = Plane { base_elems: 0, block_stride_elems: 64, head_stride_elems: 32, token_stride_elems: 8 };
+            let layer =
+                LayerLayout { k: whole, v: plane, scales: None, kv_heads: 2, k_dim: 8, v_dim: 8, allocation: 0 };
+            KvLayout::custom(num_blocks, 4, DType::F32, alloc::vec![layer], alloc::vec![10_000]).map(|_| ())
+        };
+        let overlap = Err(LayoutError::Overlap { layer: 0 });
+        for (strides, expected) in [
+            ([0, 64, 32, 8], Ok(())),
+            ([7, 64, 8, 16], Ok(())), // tokens of heads instead
+            ([0, 8, 40, 80], Ok(())), // heads of blocks, tokens of those
+            ([0, 64, 31, 8], overlap),
+            ([0, 64, 0, 8], overlap),
+            ([0, 64, 32, 7], overlap),
+            ([0, 63, 32, 8], overlap),
+            ([0, 0, 32, 8], overlap),
+            ([0, 8, 39, 80], overlap),
+        ] {
+            assert_eq!(layout(5, strides), expected, "{strides:?}");
+        }
+        // Of one block there is no next one.
+        assert_eq!(layout(1, [0, 0, 32, 8]), Ok(()));
     }
 
     #[test]
