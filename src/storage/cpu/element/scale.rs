@@ -2,12 +2,16 @@
 //!
 //! The scale is the head's largest magnitude divided by 127, in `f32`; an element is the number divided by the scale, in
 //! `f32`, rounded to the nearest, ties to even. So a number is off by at most half a scale, 1 / 254 of the largest.
-//! Infinities count as the largest number of `f32`. Where a number of the head is NaN the scale is, and with it the whole
-//! head.
+//! (A scale below 2⁻¹²⁶, a subnormal number, is off by itself.) Infinities count as the largest number of `f32`, and no
+//! scale is so large that 127 of it were more than that. Where a number of the head is NaN the scale is, and with it the
+//! whole head.
 
 use super::Data;
 use super::convert::PIECE;
 use crate::storage::cpu::isa::{Isa, Work};
+
+/// The largest scale: 127 of the next one, which the largest number divided by 127 is rounded to, are infinite.
+const MOST: f32 = (f32::MAX / 127.0).next_down();
 
 /// Finds the scale of the elements from `at` on, `len` of them.
 pub(in super::super) struct Largest<'a> {
@@ -28,7 +32,7 @@ impl Work for Largest<'_> {
             largest = wide.iter().fold(largest, |largest: u32, x| largest.max(x.to_bits() & 0x7fff_ffff));
         }
         let largest = f32::from_bits(largest);
-        *self.scale = if largest.is_nan() { largest } else { largest.min(f32::MAX) / 127.0 };
+        *self.scale = if largest.is_nan() { largest } else { (largest / 127.0).min(MOST) };
     }
 }
 
@@ -99,7 +103,21 @@ mod tests {
             let kept = kept(level, &[f32::INFINITY, f32::NEG_INFINITY, 1.0, f32::MAX / 4.0]);
             assert_eq!((kept[0], kept[1], kept[2]), (-kept[1], -kept[0], 0.0));
             // A quarter of 127 is 31.75, next to 32.
-            assert!(kept[0] / f32::MAX > 0.999_999 && (kept[3] / f32::MAX - 32.0 / 127.0).abs() < 1e-6);
+            assert!(
+                kept[0].is_finite()
+                    && kept[0] / f32::MAX > 0.999_999
+                    && (kept[3] / f32::MAX - 32.0 / 127.0).abs() < 1e-6
+            );
+        }
+    }
+
+    #[test]
+    fn the_largest_numbers_stay_finite() {
+        for level in Level::all() {
+            for largest in [f32::MAX, f32::MAX.next_down(), f32::MAX * 0.999_999, f32::MAX * 0.99] {
+                let kept = kept(level, &[largest, -largest]);
+                assert!(kept[0] == -kept[1] && (kept[0] / largest - 1.0).abs() < 1e-6, "{largest:e}: {kept:?}");
+            }
         }
     }
 

@@ -219,7 +219,9 @@ impl Source {
             DType::I8 => {
                 let finite: Option<Vec<f32>> = wide.iter().map(|x| (!x.is_nan()).then(|| most(x, f32::MAX))).collect();
                 let finite = finite?;
-                let scale = finite.iter().fold(0.0_f32, |largest, x| largest.max(x.abs())) / 127.0;
+                let largest = finite.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+                // No more than what 127 times is a number.
+                let scale = (largest / 127.0).min((f32::MAX / 127.0).next_down());
                 let elem =
                     |x: &f32| if scale == 0.0 { 0.0 } else { (x / scale).round_ties_even().clamp(-127.0, 127.0) };
                 Some((finite.iter().map(|x| (elem(x) as i8).cast_unsigned()).collect(), scale.to_ne_bytes().to_vec()))
