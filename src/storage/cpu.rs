@@ -92,7 +92,8 @@ pub use tensor::{CpuTensor, CpuTensorMut};
 ///
 /// Integers get a scale per token and head, of K and of V apart: the head's largest magnitude divided by 127, in `f32`; an
 /// element is the number divided by the scale, rounded to the nearest, ties to even, and so off by at most 1 / 254 of the
-/// largest. Infinities count as the largest `f32`. A NaN makes all of its head NaN, by way of the scale.
+/// largest (where that is below 127 × 2⁻¹²⁶ the scale is subnormal and has fewer bits, down to none). Infinities count as
+/// the largest `f32`. A NaN makes all of its head NaN, by way of the scale.
 ///
 /// Where a call writes or copies 256 KiB or more, it goes past the caches (x86-64), and from 1 MiB on over the threads of
 /// the current `rayon` pool, unless layers, heads or slots share memory.
@@ -176,20 +177,20 @@ impl CpuStorage {
         self
     }
 
-    /// Bytes of K and V: those of the layout. Beside them a storage keeps the metadata of a step, and each thread of
+    /// Bytes of K and V and their scales: those of the layout. Beside them a storage keeps the metadata of a step, and each thread of
     /// attention some hundred KiB (for heads of usual length), and the calling thread up to 64 MiB where a long context is
     /// shared among threads, and as much again where rows share a prefix.
     pub fn bytes(&self) -> u64 {
         self.layout.bytes()
     }
 
-    /// How much memory there is, and how much of it lies on huge pages.
+    /// How much memory there is, how much of it lies on huge pages, and which instruction set attention uses.
     ///
     /// # Complexity
     /// Linux is asked at each call (`/proc/self/smaps`): a walk over the page tables of the whole process, of the order
     /// of a millisecond for some GiB. Not for every step.
     pub fn stats(&self) -> CpuStats {
-        self.pools.stats()
+        self.pools.stats(self.level.name())
     }
 
     /// The bytes of one of the layout's [allocations](KvLayout::allocations), or `None` where it has no such: to save

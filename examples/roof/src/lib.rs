@@ -62,7 +62,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<(), Error> {
     };
     // Before the long part, so that a path that cannot be written to is said at once.
     let plot = options.plot.as_deref().map(PlotFile::open).transpose().map_err(PlotError::from)?;
-    let load = Load::now(&options);
+    let load = Load::now(&options)?;
     let rows = measure::measure(&options)?;
     let report = Report { load: load.ended(), rows };
     if let Some(plot) = plot {

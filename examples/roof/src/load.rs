@@ -1,7 +1,10 @@
 //! What the figures depend on beside the code: the machine, who else is at work on it, and what was asked for.
 
+use paged_kv::layout::{DType, KvLayout, KvShape};
+use paged_kv::storage::CpuStorage;
 use serde::Serialize;
 
+use crate::error::Error;
 use crate::options::Options;
 
 /// A machine and its load.
@@ -9,7 +12,7 @@ use crate::options::Options;
 pub struct Load {
     /// Threads that the machine runs at once, as far as this process may use them.
     pub cpus: usize,
-    /// The widest vectors that the machine has, of those that attention may use.
+    /// The instruction set that attention uses: the best of the machine's, or the one that `PAGED_KV_ISA` names.
     pub isa: &'static str,
     /// Means over 1, 5 and 15 minutes of threads that want to run, before the run began; this program is not among
     /// them. `None` where the system does not say.
@@ -24,9 +27,13 @@ pub struct Load {
 
 impl Load {
     /// The load before a run.
-    pub fn now(options: &Options) -> Self {
+    ///
+    /// # Errors
+    /// That of the storage where `PAGED_KV_ISA` names nothing that the machine has.
+    pub fn now(options: &Options) -> Result<Self, Error> {
         let Options { pool_mib, rounds, .. } = *options;
-        Self { cpus: cpus(), isa: isa(), load_average: load_average(), load_average_after: None, pool_mib, rounds }
+        let isa = isa()?;
+        Ok(Self { cpus: cpus(), isa, load_average: load_average(), load_average_after: None, pool_mib, rounds })
     }
 
     /// The same, after the run.
@@ -58,17 +65,10 @@ fn parse_load_average(text: &str) -> Option<[f64; 3]> {
     Some([numbers.next()??, numbers.next()??, numbers.next()??])
 }
 
-fn isa() -> &'static str {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if std::arch::is_x86_feature_detected!("avx512f") {
-            return "avx512";
-        }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            return "avx2";
-        }
-    }
-    if cfg!(target_arch = "aarch64") { "neon" } else { std::env::consts::ARCH }
+/// What a storage says that it uses.
+fn isa() -> Result<&'static str, Error> {
+    let layout = KvLayout::per_layer(&KvShape::new(1, 1, 1, DType::F32), 1, 1)?;
+    Ok(CpuStorage::new(layout)?.stats().isa)
 }
 
 #[cfg(test)]

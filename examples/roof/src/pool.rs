@@ -1,5 +1,7 @@
 //! A storage full of content, block tables over it, and the passes that read it.
 
+use core::ops::Range;
+
 use paged_kv::BlockId;
 use paged_kv::layout::{DType, KvLayout, KvShape};
 use paged_kv::step::{Step, TableRow};
@@ -162,7 +164,7 @@ impl Pool {
         self.storage.allocation(allocation).expect("the layout has this allocation")
     }
 
-    /// K and V of one KV head of a sequence, block by block: two runs for each, or four where there are scales.
+    /// K and V of one KV head of a sequence, and their scales, block by block: what lies side by side is one run.
     fn runs(&self, layer: u32, row: usize, head: usize) -> impl Iterator<Item = &[u8]> {
         let memory = self.memory(layer);
         let layout = self.storage.layout();
@@ -175,16 +177,28 @@ impl Pool {
         table.iter().zip((0..context).step_by(at(BLOCK_SIZE))).flat_map(move |(&block, start)| {
             let tokens = (context - start).min(BLOCK_SIZE);
             let scales = planes.scales.map(|scales| [scales.k, scales.v].map(|plane| (plane, scale_elems)));
-            [planes.k, planes.v].map(|plane| (plane, HEAD_DIM)).into_iter().chain(scales.into_iter().flatten()).map(
-                move |(plane, elems)| {
-                    let bytes = u64::from(tokens * elems) * elem_bytes;
-                    let from = plane.elem(block, head, 0) * elem_bytes;
-                    let [from, bytes] = [from, bytes].map(|n| usize::try_from(n).expect("it is in memory"));
-                    &memory[from..][..bytes]
-                },
-            )
+            let planes = [planes.k, planes.v].map(|plane| (plane, HEAD_DIM)).into_iter();
+            let pieces = planes.chain(scales.into_iter().flatten()).map(move |(plane, elems)| {
+                let from = plane.elem(block, head, 0) * elem_bytes;
+                let to = from + u64::from(tokens * elems) * elem_bytes;
+                let [from, to] = [from, to].map(|n| usize::try_from(n).expect("it is in memory"));
+                from..to
+            });
+            joined(pieces).map(|run| &memory[run])
         })
     }
+}
+
+/// Ranges of which each begins behind the one before, those that touch made one.
+fn joined(ranges: impl Iterator<Item = Range<usize>>) -> impl Iterator<Item = Range<usize>> {
+    let mut ranges = ranges.peekable();
+    core::iter::from_fn(move || {
+        let mut range = ranges.next()?;
+        while let Some(next) = ranges.next_if(|next| next.start == range.end) {
+            range.end = next.end;
+        }
+        Some(range)
+    })
 }
 
 /// Writes K and V of all tokens of a step to all layers: windows of noise, each an element on from the one before, so

@@ -157,16 +157,17 @@ impl Pools {
     }
 
     /// See [`CpuStorage::stats`](super::CpuStorage::stats).
-    pub(super) fn stats(&self) -> CpuStats {
-        fn of<T: Stored>(buffers: &[Buffer<T>]) -> CpuStats {
+    pub(super) fn stats(&self, isa: &'static str) -> CpuStats {
+        fn of<T: Stored>(isa: &'static str, buffers: &[Buffer<T>]) -> CpuStats {
             let bytes = |buffer: &Buffer<T>| size_of_val::<[T]>(buffer) as u64;
             CpuStats {
+                isa,
                 bytes: buffers.iter().map(bytes).sum(),
                 huge_advised_bytes: buffers.iter().filter(|buffer| buffer.advised).map(bytes).sum(),
                 huge_bytes: huge::measure(buffers.iter().map(|buffer| bytes_of(buffer).as_ptr_range())),
             }
         }
-        each!(self, buffers => of(buffers))
+        each!(self, buffers => of(isa, buffers))
     }
 
     /// How many there are.
