@@ -45,7 +45,7 @@ pub trait KvStorage {
     /// Where the step does not fit the layout: another block size, a block outside the pool.
     fn prepare(&mut self, ex: Self::Exec<'_>, step: &Step, padded_rows: u32) -> Result<(), Self::Error>;
 
-    /// Runs the copies of the prepared step, on all layers, K and V. To be called before the first write.
+    /// Runs the copies of the prepared step, on all layers, K and V and their scales. To be called before the first write.
     ///
     /// # Errors
     /// Those of the implementation.

@@ -39,6 +39,7 @@ macro_rules! storage_suite {
                 random_shapes_agree_with_float64,
                 large_scores_agree_with_float64,
                 an_empty_step_is_a_step,
+                the_format_bounds_the_error,
                 stale_bytes_change_nothing,
                 the_choice_of_blocks_changes_nothing,
                 the_layout_changes_nothing,

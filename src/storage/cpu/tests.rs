@@ -125,9 +125,8 @@ fn tensors_of_any_element_type_are_taken() {
 /// rows on either side of all these, that fall into fours or not.
 #[test]
 fn queries_that_go_together_are_computed_as_if_alone() {
-    for (dtype, level) in
-        [DType::F32, DType::F16, DType::BF16].into_iter().flat_map(|d| Level::all().map(move |l| (d, l)))
-    {
+    let dtypes = [DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::I8];
+    for (dtype, level) in dtypes.into_iter().flat_map(|d| Level::all().map(move |l| (d, l))) {
         for (dim, group, len) in [(17, 1, 25), (40, 5, 5), (16, 3, 9), (33, 7, 19), (8, 23, 2), (64, 24, 2)] {
             let kv_heads = 5;
             let shape = KvShape::new(1, 5, dim, dtype);

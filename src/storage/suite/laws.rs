@@ -5,6 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::harness::Harness;
+use super::reference::attention;
 use super::shapes::{Content, FORMS, Form, Model, Rng};
 use super::world::{Blocks, Outputs, Row, World, bits};
 use crate::id::{BlockId, ix};
@@ -84,10 +85,11 @@ pub(super) fn random_shapes_agree_with_float64<H: Harness>(dtype: DType) -> Resu
     Ok(())
 }
 
-/// Scores of ±√128 and more, positive and negative scales, an even softmax at 0: the running maximum has to work. At a
-/// scale of 1000 scores of one query differ by thousands, and single ones are far below any power of two in `f32`.
+/// Scores of ±√128 and more, positive and negative scales, an even softmax at 0: the running maximum has to work. At
+/// scales of 1000 and 10⁵ scores of one query differ by thousands and by a million, and single weights are far below any
+/// power of two in `f32`.
 pub(super) fn large_scores_agree_with_float64<H: Harness>(dtype: DType) -> Result<(), String> {
-    for scale in [4.0, 1.0, -1.0, 0.0, 1000.0, -1000.0] {
+    for scale in [4.0, 1.0, -1.0, 0.0, 1000.0, -1000.0, 1e5, -1e5] {
         let mut model = Model::new(dtype, 2, 3, 128);
         model.scale = scale;
         let rows = mixed(200);
@@ -126,6 +128,47 @@ fn outputs<H: Harness>(
     let outputs = world.run(rows, &[])?;
     world.compare(rows, &outputs)?;
     Ok(outputs)
+}
+
+/// Against K and V before they were rounded to the storage's type: the error is no more than that rounding explains.
+///
+/// All numbers are at most 1, so that one is off by at most e: half of the last place of numbers below 1, or of a step of
+/// 1 / 127. Then a score is off by at most d = scale × `k_dim` × e, a weight by a factor of e^(2 d), and an output, a
+/// weighted mean, by e^(2 d) − 1 and by e of its own. Arithmetic adds up to 10⁻⁵.
+pub(super) fn the_format_bounds_the_error<H: Harness>(dtype: DType) -> Result<(), String> {
+    let model = Model::new(dtype, 2, 4, 64);
+    let rows = mixed(300);
+    let outputs = outputs::<H>(model, 16, &rows, Blocks::Shuffled(3), f32::NAN)?;
+    let unit: f64 = match dtype {
+        DType::F32 => 0.0,
+        DType::F16 => 2.0_f64.powi(-12),
+        DType::BF16 => 2.0_f64.powi(-9),
+        DType::F8E4M3 => 2.0_f64.powi(-5),
+        DType::I8 => 1.0 / 254.0,
+    };
+    let bound = (2.0 * f64::from(model.scale) * 64.0 * unit).exp_m1() + unit + 1e-5;
+    let exact = Model { dtype: DType::F32, ..model };
+    let expected = rows.iter().flat_map(|row| {
+        attention(&exact, &Content::new(7), 0, row.seq, row.start..row.start + row.len)
+            .into_iter()
+            .flat_map(|expected| expected.values)
+    });
+    let (mut worst, mut largest, mut count) = (0.0_f64, 0.0_f64, 0);
+    for (got, want) in outputs[0].iter().zip(expected) {
+        worst = worst.max((f64::from(*got) - want).abs());
+        largest = largest.max(want.abs());
+        count += 1;
+    }
+    std::println!(
+        "{dtype:?}: off by at most {:.1e} of the largest output, where {bound:.1e} is allowed",
+        worst / largest
+    );
+    // A NaN is in no maximum, and was objected to by `outputs`.
+    if count == outputs[0].len() && worst <= bound {
+        Ok(())
+    } else {
+        Err(format!("off by {worst} where {bound} is allowed, {count} outputs"))
+    }
 }
 
 /// Tails of blocks, blocks of lookahead and blocks of nobody.
@@ -174,9 +217,10 @@ pub(super) fn the_block_size_changes_nothing<H: Harness>(dtype: DType) -> Result
 
 /// Rows of one step against the same rows alone, in another order, and beside long prompts.
 pub(super) fn the_company_in_a_batch_changes_nothing<H: Harness>(dtype: DType) -> Result<(), String> {
-    for group in [1, 2, 4, 7] {
+    // The longest context is above 2,000 tokens in the last case.
+    for (group, context) in [(1, 140), (2, 140), (4, 140), (7, 140), (4, 2100)] {
         let model = Model { group, ..sample(dtype) };
-        let mut rows = Vec::from(mixed(140));
+        let mut rows = Vec::from(mixed(context));
         rows.push(Row { seq: 3, start: 0, len: 100 });
         rows.push(Row { seq: 4, start: 63, len: 3 });
         let together = outputs::<H>(model, 16, &rows, Blocks::Shuffled(5), f32::NAN)?;

@@ -8,7 +8,6 @@
 use core::ops::Range;
 
 use super::coming::Coming;
-use super::pass::multiply;
 use super::rules::{Positions, Rules};
 use super::state::{Softmax, State};
 use super::{CHUNK, ROWS};
@@ -97,6 +96,14 @@ impl<E: Stored> Work for Meet<'_, '_, '_, '_, E> {
                 _ => sums.group::<1, 4>(row),
             };
         }
+    }
+}
+
+/// Multiplies the columns of rows by their scales.
+#[inline(always)]
+pub(super) fn multiply(rows: &mut [[f32; CHUNK]], scales: &[f32]) {
+    for row in rows {
+        row.iter_mut().zip(scales).for_each(|(x, scale)| *x *= scale);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use super::meet::{Chunk, Meet};
+use super::meet::{Chunk, Meet, multiply};
 use super::rules::Positions;
 use super::scores::{self, ColumnScores, RowScores, TOGETHER, Transpose};
 use super::scratch::{Inputs, LINE};
@@ -299,14 +299,6 @@ impl<E: Stored> Pass<'_, E> {
 /// Whether a query token of the step sees query token `number` of its row.
 fn bit(mask: QueryMask<'_>, token: usize, number: usize) -> bool {
     mask.words[token * ix(mask.words_per_token) + number / 64] >> (number % 64) & 1 == 1
-}
-
-/// Multiplies the columns of rows by their scales.
-#[inline(always)]
-pub(super) fn multiply(rows: &mut [[f32; CHUNK]], scales: &[f32]) {
-    for row in rows {
-        row.iter_mut().zip(scales).for_each(|(x, scale)| *x *= scale);
-    }
 }
 
 /// Widens rows into `scratch`, one after the other.

@@ -45,7 +45,7 @@ struct Piece {
 }
 
 impl CpuStorage {
-    /// Bytes of the record of a block: K and V of all layers.
+    /// Bytes of the record of a block: K and V of all layers, and their scales.
     pub fn block_bytes(&self) -> usize {
         self.records.block_bytes
     }
