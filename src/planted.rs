@@ -26,8 +26,10 @@ pub(crate) enum Bug {
     /// A plan that fails leaves the plain appends behind that it had planned.
     AppendsNotTakenBack,
     /// Attention goes on with a row from where another one paused that shares its prefix.
+    #[cfg(feature = "std")]
     PausedElsewhere,
     /// Rows are taken to share one span more than they do.
+    #[cfg(feature = "std")]
     SharedTooLong,
 }
 
