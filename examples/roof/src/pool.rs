@@ -277,16 +277,20 @@ mod tests {
 
     #[test]
     fn the_scattered_pass_reads_each_block_of_the_batch_once() {
-        let pool = Pool::new(DType::F32, Shape { batch: 2, context: 48 }, 1, 7).unwrap();
-        let mut starts: Vec<usize> = (0..2)
-            .flat_map(|row| (0..8).flat_map(move |head| [(row, head)]))
-            .flat_map(|(row, head)| pool.runs(0, row, head))
-            .map(|run| run.as_ptr().addr() - pool.memory(0).as_ptr().addr())
-            .collect();
-        assert!(!starts.is_sorted(), "the order is random");
-        starts.sort_unstable();
-        // 2 × 3 blocks of 8 heads, K and V: runs of 16 × 128 × 4 = 8,192 bytes without a gap.
-        assert_eq!(starts, (0..96).map(|run| run * 8_192).collect::<Vec<_>>());
+        // 2 × 3 blocks of 8 heads: K and V of 16 × 128 elements, and 2 × 16 scales of 4 bytes, side by side.
+        for (dtype, bytes) in [(DType::F32, 2 * 8_192), (DType::I8, 2 * 2_048 + 2 * 64)] {
+            let pool = Pool::new(dtype, Shape { batch: 2, context: 48 }, 1, 7).unwrap();
+            let runs: Vec<&[u8]> = (0..2)
+                .flat_map(|row| (0..8).flat_map(move |head| [(row, head)]))
+                .flat_map(|(row, head)| pool.runs(0, row, head))
+                .collect();
+            assert!(runs.iter().all(|run| run.len() == bytes));
+            let first = pool.memory(0).as_ptr().addr();
+            let mut starts: Vec<usize> = runs.iter().map(|run| run.as_ptr().addr() - first).collect();
+            assert!(!starts.is_sorted(), "the order is random");
+            starts.sort_unstable();
+            assert_eq!(starts, (0..48).map(|run| run * bytes).collect::<Vec<_>>());
+        }
     }
 
     #[test]
