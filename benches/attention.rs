@@ -10,7 +10,8 @@
 use core::hint::black_box;
 use core::time::Duration;
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use paged_kv::BlockId;
 use paged_kv::layout::{DType, KvLayout, KvShape};
 use paged_kv::step::{Step, TableRow};
@@ -107,21 +108,26 @@ fn roof(c: &mut Criterion) {
 const DTYPES: [(&str, DType); 5] =
     [("bf16", DType::BF16), ("f16", DType::F16), ("f32", DType::F32), ("int8", DType::I8), ("fp8", DType::F8E4M3)];
 
+/// Attention of one layer after the other.
+fn over_layers(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, bench: &mut Bench) {
+    on_threads(|threads, on| {
+        let mut layer = 0;
+        group.bench_function(BenchmarkId::new(name, threads), |b| {
+            b.iter(|| {
+                on(&mut || bench.attend(layer));
+                layer = (layer + 1) % bench.layers;
+            });
+        });
+    });
+}
+
 fn decode(c: &mut Criterion) {
     let mut group = c.benchmark_group("decode");
     for (name, dtype) in DTYPES {
         for (rows, len) in [(8, 1024), (8, 4096)] {
             let mut bench = Bench::new(dtype, rows, len, 1, POOL_BYTES);
             group.throughput(Throughput::Bytes(bench.layer_bytes));
-            on_threads(|threads, on| {
-                let mut layer = 0;
-                group.bench_function(BenchmarkId::new(format!("{name}/{rows}x{len}"), threads), |b| {
-                    b.iter(|| {
-                        on(&mut || bench.attend(layer));
-                        layer = (layer + 1) % bench.layers;
-                    });
-                });
-            });
+            over_layers(&mut group, &format!("{name}/{rows}x{len}"), &mut bench);
         }
     }
 }
@@ -130,15 +136,7 @@ fn cascade(c: &mut Criterion) {
     let mut group = c.benchmark_group("cascade");
     for (name, shared) in [("shared", 4096), ("copies", 0)] {
         let mut bench = Bench::sharing(DType::BF16, 32, shared, 4096 + 128, 1, POOL_BYTES);
-        on_threads(|threads, on| {
-            let mut layer = 0;
-            group.bench_function(BenchmarkId::new(format!("bf16/32x4096+128/{name}"), threads), |b| {
-                b.iter(|| {
-                    on(&mut || bench.attend(layer));
-                    layer = (layer + 1) % bench.layers;
-                });
-            });
-        });
+        over_layers(&mut group, &format!("bf16/32x4096+128/{name}"), &mut bench);
     }
 }
 

@@ -298,7 +298,7 @@ pub struct LayerLayout {
 impl LayerLayout {
     /// All planes, in the order of records: K, V, and where there are some the scales of K and of V; each with the
     /// elements that it has per head and token.
-    pub(crate) fn planes(&self, dtype: DType) -> impl Iterator<Item = (Plane, u32)> {
+    pub fn planes(&self, dtype: DType) -> impl Iterator<Item = (Plane, u32)> + use<> {
         let scales = self.scales.map(|scales| [scales.k, scales.v].map(|plane| (plane, dtype.scale_elems())));
         [(self.k, self.k_dim), (self.v, self.v_dim)].into_iter().chain(scales.into_iter().flatten())
     }
@@ -395,7 +395,8 @@ impl KvLayout {
     /// # Errors
     /// [`LayoutError::OutOfBounds`] where a plane leaves its allocation, [`LayoutError::Scales`] where a layer has none
     /// and the element type asks for them, or the reverse; [`LayoutError::Overlap`] where heads or tokens of one plane
-    /// share elements; [`LayoutError::Zero`], [`LayoutError::Overflow`]. Different planes that overlap are the caller's affair: layers may share K and V.
+    /// share elements; [`LayoutError::Zero`], [`LayoutError::Overflow`]. Different planes that overlap are the caller's
+    /// affair: layers may share K and V.
     pub fn custom(
         num_blocks: u32,
         block_size: u32,

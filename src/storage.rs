@@ -63,9 +63,9 @@ pub trait KvStorage {
         v: Self::Input<'_>,
     ) -> Result<(), Self::Error>;
 
-    /// Causal attention of the queries `[T, q_heads, k_dim]` over the rows' sequences, into `[T, q_heads, v_dim]`.
-    /// The query at position p sees the keys 0 ..= p, unless [`params`](AttendParams) say otherwise. `q_heads` is a multiple of the layer's KV heads; query head h
-    /// reads KV head h / (`q_heads` / `kv_heads`).
+    /// Causal attention of the queries `[T, q_heads, k_dim]` over the rows' sequences, into `[T, q_heads, v_dim]`. The
+    /// query at position p sees the keys 0 ..= p, unless [`params`](AttendParams) say otherwise. `q_heads` is a
+    /// multiple of the layer's KV heads; query head h reads KV head h / (`q_heads` / `kv_heads`).
     ///
     /// # Errors
     /// Where the layer does not exist or a shape does not fit.

@@ -25,11 +25,8 @@ fn plane([base_elems, block_stride_elems, head_stride_elems, token_stride_elems]
 fn check(layout: &KvLayout) {
     for layer in layout.layers() {
         let elems = u128::from(layout.allocations()[layer.allocation as usize]);
-        let scale_elems = layout.dtype().scale_elems();
-        assert_eq!(layer.scales.is_some(), scale_elems > 0);
-        let scales = layer.scales.map(|scales| [(scales.k, scale_elems), (scales.v, scale_elems)]);
-        let planes = [(layer.k, layer.k_dim), (layer.v, layer.v_dim)].into_iter().chain(scales.into_iter().flatten());
-        for (plane, dim) in planes {
+        assert_eq!(layer.scales.is_some(), layout.dtype().scale_elems() > 0);
+        for (plane, dim) in layer.planes(layout.dtype()) {
             let last = |count: u32, stride: u64| u128::from(count - 1) * u128::from(stride);
             let end = u128::from(plane.base_elems)
                 + last(layout.num_blocks(), plane.block_stride_elems)

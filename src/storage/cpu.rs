@@ -177,9 +177,9 @@ impl CpuStorage {
         self
     }
 
-    /// Bytes of K and V and their scales: those of the layout. Beside them a storage keeps the metadata of a step, and each thread of
-    /// attention some hundred KiB (for heads of usual length), and the calling thread up to 64 MiB where a long context is
-    /// shared among threads, and as much again where rows share a prefix.
+    /// Bytes of K and V and their scales: those of the layout. Beside them a storage keeps the metadata of a step, and
+    /// each thread of attention some hundred KiB (for heads of usual length), and the calling thread up to 64 MiB where
+    /// a long context is shared among threads, and as much again where rows share a prefix.
     pub fn bytes(&self) -> u64 {
         self.layout.bytes()
     }
@@ -221,8 +221,8 @@ impl CpuStorage {
     /// K `[kv_heads, k_dim]` and V `[kv_heads, v_dim]` of one slot, widened. For tools and tests.
     ///
     /// # Errors
-    /// [`CpuError::NoSuchLayer`], [`CpuError::NoSuchSlot`]; [`CpuError::OutOfMemory`] where a layout with many heads at
-    /// one place has less memory than they would take apart.
+    /// [`CpuError::NoSuchLayer`], [`CpuError::NoSuchSlot`]; [`CpuError::OutOfMemory`] where the vectors cannot be
+    /// had.
     pub fn read_slot(&self, layer: u32, slot: Slot) -> Result<(Vec<f32>, Vec<f32>), CpuError> {
         let geometry = self.geometry(layer)?;
         let (block, offset) = self.place(slot)?;
@@ -237,12 +237,9 @@ impl CpuStorage {
         };
         let (mut k, mut v) = (zeros(geometry.k_dim)?, zeros(geometry.v_dim)?);
         let level = self.level;
-        let [k_scales, v_scales] = geometry.scales.map_or([None; 2], |scales| scales.map(Some));
         each!(&self.pools, buffers => {
             let elems = &buffers[geometry.allocation];
-            for (strides, scales, to, dim) in
-                [(geometry.k, k_scales, &mut k, geometry.k_dim), (geometry.v, v_scales, &mut v, geometry.v_dim)]
-            {
+            for (to, (strides, scales, dim)) in [&mut k, &mut v].into_iter().zip(geometry.kv()) {
                 for (head, to) in to.chunks_exact_mut(dim).enumerate() {
                     let from = &elems[strides.elem(block, head, offset)..][..dim];
                     let scale = scales.map_or(1.0, |scales| Stored::scale(&elems[scales.elem(block, head, offset)..]));

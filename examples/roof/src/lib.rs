@@ -11,11 +11,13 @@
 //! | sequential | the allocations from end to end, in big shares, adding up |
 //! | scattered | the same blocks as decode, in the order of the tables, KV head by KV head, adding up |
 //!
-//! The two read-only passes run in two forms each ([`read::FORMS`]): every byte, at one place at a time; and one word of
-//! every cache line, at four places. The better one is the roof. A pass goes on in the layers where the one before it stopped, and comes back to a layer only
-//! when the whole pool has been read: the pool has to be much larger than the caches.
+//! The two read-only passes run in two forms each ([`read::FORMS`]): every byte, at one place at a time; and one word
+//! of every cache line, at four places. The better one is the roof. A pass goes on in the layers where the one before
+//! it stopped, and comes back to a layer only when the whole pool has been read: the pool has to be much larger than
+//! the caches.
 //!
-//! Bytes are those of K and V of the contexts, and of their scales where there are some; GB/s are 10⁹ bytes a second, times those of a clock on the wall.
+//! Bytes are those of K and V of the contexts, and of their scales where there are some; GB/s are 10⁹ bytes a second,
+//! times those of a clock on the wall.
 //!
 //! | module | job |
 //! |---|---|

@@ -168,17 +168,16 @@ impl Pool {
     fn runs(&self, layer: u32, row: usize, head: usize) -> impl Iterator<Item = &[u8]> {
         let memory = self.memory(layer);
         let layout = self.storage.layout();
-        let planes = layout.layers()[at(layer)];
-        let (elem_bytes, scale_elems) = (layout.dtype().bytes(), layout.dtype().scale_elems());
+        let layer = layout.layers()[at(layer)];
+        let dtype = layout.dtype();
+        let elem_bytes = dtype.bytes();
         let head = u32::try_from(head).expect("there are few heads");
         let blocks = at(self.shape.context.div_ceil(BLOCK_SIZE));
         let table = &self.random[row * blocks..][..blocks];
         let context = self.shape.context;
         table.iter().zip((0..context).step_by(at(BLOCK_SIZE))).flat_map(move |(&block, start)| {
             let tokens = (context - start).min(BLOCK_SIZE);
-            let scales = planes.scales.map(|scales| [scales.k, scales.v].map(|plane| (plane, scale_elems)));
-            let planes = [planes.k, planes.v].map(|plane| (plane, HEAD_DIM)).into_iter();
-            let pieces = planes.chain(scales.into_iter().flatten()).map(move |(plane, elems)| {
+            let pieces = layer.planes(dtype).map(move |(plane, elems)| {
                 let from = plane.elem(block, head, 0) * elem_bytes;
                 let to = from + u64::from(tokens * elems) * elem_bytes;
                 let [from, to] = [from, to].map(|n| usize::try_from(n).expect("it is in memory"));

@@ -45,9 +45,9 @@ pub(super) struct Prefix {
     pub(super) table: usize,
 }
 
-/// The part of a row in a cascade.
+/// The role of a row in a cascade.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Part {
+pub(super) struct Role {
     /// Leading spans that are walked together with other rows.
     pub(super) spans: usize,
     /// The row's first query in [`Cascade::queries`].
@@ -67,7 +67,7 @@ pub(super) struct Cascade {
 }
 
 impl Cascade {
-    /// Finds the prefixes that rows share, and each row's part in them. `blocks` are those of all rows.
+    /// Finds the prefixes that rows share, and each row's role in them. `blocks` are those of all rows.
     ///
     /// # Complexity
     /// O(length of the tables × log(rows)) at most, in blocks or spans, whichever are more; rows that share nothing are
@@ -136,13 +136,13 @@ impl Cascade {
         // A row's last prefix is its longest.
         for prefix in &prefixes[1..] {
             for &index in &order[prefix.tiles.clone()] {
-                tiles[index].part = Part { spans: prefix.spans.end, place: 0, reach: prefix.reach };
+                tiles[index].role = Role { spans: prefix.spans.end, place: 0, reach: prefix.reach };
             }
         }
         for &index in order.iter() {
             let tile = &mut tiles[index];
-            if tile.part.spans > 0 {
-                tile.part.place = queries.len();
+            if tile.role.spans > 0 {
+                tile.role.place = queries.len();
                 queries.extend(tile.queries());
             }
         }
@@ -152,7 +152,7 @@ impl Cascade {
         }
         for prefix in &mut prefixes[1..] {
             let [first, last] = [prefix.tiles.start, prefix.tiles.end - 1].map(|at| &tiles[order[at]]);
-            prefix.queries = first.part.place..last.part.place + ix(last.len);
+            prefix.queries = first.role.place..last.role.place + ix(last.len);
         }
     }
 
@@ -244,7 +244,7 @@ mod tests {
         let system = (1, 0..2, 1102, vec![0, 1, 2, 3, 4, 5, 6, 7]); // 1100 + 2
         let document = (2, 2..4, 1102, vec![0, 1, 2, 3]);
         assert_eq!(found(&prepared), [system, document]);
-        let spans: Vec<_> = prepared.tiles().iter().map(|tile| tile.part.spans).collect();
+        let spans: Vec<_> = prepared.tiles().iter().map(|tile| tile.role.spans).collect();
         assert_eq!(spans, [4, 4, 2, 2, 0]);
         // Nothing is kept for who shares nothing.
         assert_eq!(prepared.cascade().queries().len(), 8);
@@ -255,7 +255,7 @@ mod tests {
         // Blocks of 100: the first span needs three of them.
         let share = |start, len, third| {
             let rows = [(start, len, vec![0, 1, 2, 3]), (300, 1, vec![0, 1, third, 4])];
-            prepared(100, &rows).tiles()[0].part.spans
+            prepared(100, &rows).tiles()[0].role.spans
         };
         assert_eq!(share(300, 1, 2), 1);
         assert_eq!(share(300, 1, 5), 0);
@@ -327,10 +327,10 @@ mod tests {
                 .map(Option::unwrap)
                 .collect();
             for (tile, most) in tiles.iter().zip(&most) {
-                assert_eq!(tile.part.spans, *most, "case {case}");
+                assert_eq!(tile.role.spans, *most, "case {case}");
                 if *most > 0 {
                     assert!(
-                        prepared.cascade().queries()[tile.part.place..]
+                        prepared.cascade().queries()[tile.role.place..]
                             .starts_with(&tile.queries().collect::<Vec<_>>())
                     );
                 }

@@ -114,6 +114,12 @@ impl Geometry {
         })
     }
 
+    /// K and V: where each lies, where its scales do, and its elements per head and token.
+    pub(super) fn kv(&self) -> [(Strides, Option<Strides>, usize); 2] {
+        let [k_scales, v_scales] = self.scales.map_or([None; 2], |scales| scales.map(Some));
+        [(self.k, k_scales, self.k_dim), (self.v, v_scales, self.v_dim)]
+    }
+
     /// All planes, in the order of records: K, V, and the scales of K and of V; each with its elements per head and token.
     pub(super) fn planes(&self) -> impl Iterator<Item = (Strides, usize)> + use<> {
         let scale_elems = self.scale_elems;

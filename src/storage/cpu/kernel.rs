@@ -2,8 +2,9 @@
 //!
 //! A tile is a run of query tokens of one step row, or query tokens of several that begin with the same blocks and are
 //! walked over these together. Over one KV head these are its *rows*: tokens times query heads of that KV head,
-//! token-major, so that all heads of a token stand together and each line of K and V is used for all of them. A tile of few rows takes several KV heads along, chunk by chunk: then K and V are read in the order of memory,
-//! a block of all heads after the other, which is what a processor's prefetcher follows. The context is cut into
+//! token-major, so that all heads of a token stand together and each line of K and V is used for all of them. A tile of
+//! few rows takes several KV heads along, chunk by chunk: then K and V are read in the order of memory, a block of all
+//! heads after the other, which is what a processor's prefetcher follows. The context is cut into
 //! *spans* of [`SPAN`] positions, a span into *chunks* of [`CHUNK`], whatever the block size; chunks are walked with an
 //! online softmax (Milakov & Gimelshein 2018): per row a running maximum, a running sum, and a running weighted sum of
 //! V. Spans start afresh and are joined in their order, so that threads can share a long context.

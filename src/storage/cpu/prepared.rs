@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::cascade::{Cascade, Part};
+use super::cascade::{Cascade, Role};
 use super::error::CpuError;
 use super::kernel::Query;
 use crate::id::{BlockId, GroupId, Slot, ix};
@@ -34,7 +34,7 @@ pub(super) struct QueryTile {
     /// Blocks up to the row's last query.
     pub(super) blocks: usize,
     /// What of its row is walked together with other rows.
-    pub(super) part: Part,
+    pub(super) role: Role,
 }
 
 impl QueryTile {
@@ -107,8 +107,8 @@ impl Prepared {
                 let len = TILE_TOKENS.min(row.len - from);
                 let (first_token, skipped) = (row.first_token + from, from);
                 let (row_start, row_tokens) = (row.start, row.len);
-                let part = Part::default();
-                let tile = QueryTile { row_start, row_tokens, skipped, first_token, len, table, blocks, part };
+                let role = Role::default();
+                let tile = QueryTile { row_start, row_tokens, skipped, first_token, len, table, blocks, role };
                 self.tiles.push(tile);
                 self.queries.extend(tile.queries());
                 // The first query of the tile sees start + 1 keys, each further one more.

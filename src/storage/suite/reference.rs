@@ -23,10 +23,10 @@ const SLACK: f64 = 16.0;
 ///
 /// The tolerance is derived, per query head. Let u = 2⁻²⁴, the unit roundoff of `f32`.
 /// * A score is a sum of `k_dim` products in eight lanes: at most `k_dim` / 8 + 3 roundings on the way of each, and 3
-///   for the scale, the maximum and the exponent. Its error is at most (`k_dim` / 8 + 8) u S, two for scales,, where S is the largest
-///   |scale| × Σ|q·k| over the keys, and it enters the weights as a relative error. A weighted mean moves by at most
-///   twice the largest relative error of its weights, times the largest |v|. Scales of keys and of values add a rounding
-///   each to the products that they are in, and the reference's rounding of element × scale to `f32` another.
+///   for the scale, the maximum and the exponent. Its error is at most (`k_dim` / 8 + 8) u S, two of it for scales, where S is
+///   the largest |scale| × Σ|q·k| over the keys, and it enters the weights as a relative error. A weighted mean moves by
+///   at most twice the largest relative error of its weights, times the largest |v|. Scales of keys and of values add a
+///   rounding each to the products that they are in, and the reference's rounding of element × scale to `f32` another.
 /// * The exponential adds 4 u per weight; a chunk of 64 and the joining of ⌈n / 64⌉ chunks add at most
 ///   64 + 2 ⌈n / 64⌉ + 4 roundings to each of the two sums.
 ///

@@ -97,18 +97,24 @@ fn golden_tokens_come_from_contiguous_stretches_to_fewer_at_a_time() {
     assert_eq!(paged.kv.paged_bytes, contiguous.kv.paged_bytes);
 }
 
+/// The golden requests begin as in full precision; what the cache took.
+fn begins_as_full_precision_does(cases: &[Case], kv_dtype: KvDtype) -> u64 {
+    let requests: Vec<Request> = cases.iter().map(|case| request(&case.prompt_ids, 2, Decoding::Greedy)).collect();
+    let outcome = run(model(), &Settings { kv_dtype, ..plain() }, &requests, &[END]);
+    for (case, got) in cases.iter().zip(outputs(&outcome)) {
+        assert_eq!(got[0].tokens, case.tokens[..2], "{kv_dtype:?}");
+    }
+    outcome.kv.paged_bytes
+}
+
 #[test]
 fn half_precision_begins_as_full_precision_does() {
     let Some(cases) = cases() else { return };
     for kv_dtype in [KvDtype::F16, KvDtype::Bf16] {
-        let requests: Vec<Request> = cases.iter().map(|case| request(&case.prompt_ids, 2, Decoding::Greedy)).collect();
-        let outcome = run(model(), &Settings { kv_dtype, ..plain() }, &requests, &[END]);
-        for (case, got) in cases.iter().zip(outputs(&outcome)) {
-            assert_eq!(got[0].tokens, case.tokens[..2], "{kv_dtype:?}");
-        }
+        let bytes = begins_as_full_precision_does(&cases, kv_dtype);
         let full = Settings { kv_dtype: KvDtype::F32, ..plain() };
         let full = run(model(), &full, &[request(&[5], 1, Decoding::Greedy)], &[END]);
-        assert_eq!(outcome.kv.paged_bytes * 2, full.kv.paged_bytes);
+        assert_eq!(bytes * 2, full.kv.paged_bytes);
     }
 }
 
@@ -116,11 +122,7 @@ fn half_precision_begins_as_full_precision_does() {
 fn eight_bits_begin_as_full_precision_does() {
     let Some(cases) = cases() else { return };
     for kv_dtype in [KvDtype::Int8, KvDtype::Fp8] {
-        let requests: Vec<Request> = cases.iter().map(|case| request(&case.prompt_ids, 2, Decoding::Greedy)).collect();
-        let outcome = run(model(), &Settings { kv_dtype, ..plain() }, &requests, &[END]);
-        for (case, got) in cases.iter().zip(outputs(&outcome)) {
-            assert_eq!(got[0].tokens, case.tokens[..2], "{kv_dtype:?}");
-        }
+        begins_as_full_precision_does(&cases, kv_dtype);
     }
 }
 

@@ -149,8 +149,8 @@ impl<E: Stored> Phase<'_, E> {
 
     /// Leading spans of one of the step's tiles that were walked together with others.
     fn walked(&self, tile: usize) -> usize {
-        let part = &self.call.prepared.tiles()[tile].part;
-        if self.paused.is_some() && self.call.sees(part.reach) { part.spans } else { 0 }
+        let role = &self.call.prepared.tiles()[tile].role;
+        if self.paused.is_some() && self.call.sees(role.reach) { role.spans } else { 0 }
     }
 
     /// Where the rows of a task begin and end.
@@ -169,7 +169,7 @@ impl<E: Stored> Phase<'_, E> {
                 let (first, len) = (ix(tile.first_token), ix(tile.len));
                 // SAFETY: other parts have other tokens, as tiles are disjoint ranges of query tokens; else as above.
                 let out = unsafe { self.call.out.claim(first..first + len, heads.clone()) };
-                let (resume, place) = (self.walked(*index) > 0, tile.part.place);
+                let (resume, place) = (self.walked(*index) > 0, tile.role.place);
                 let paused = if resume { claim(place..place + len) } else { None };
                 Ends { paused, place, resume, out: Some(out) }
             }

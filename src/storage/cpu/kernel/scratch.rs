@@ -43,7 +43,7 @@ pub(super) struct Inputs<'a> {
     /// One query.
     pub(super) one: &'a mut [f32],
     pub(super) q_stride: usize,
-    /// A chunk of K, [transposed](super::scores::transpose): `[q_stride, CHUNK]`.
+    /// A chunk of K, [transposed](super::scores::Transpose): `[q_stride, CHUNK]`.
     pub(super) k: &'a mut [[f32; CHUNK]],
     /// A chunk of V: `[CHUNK, v_dim]`, rows on lines of their own.
     pub(super) v: &'a mut [f32],

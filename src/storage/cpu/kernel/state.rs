@@ -81,36 +81,30 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Writes the span's state of a row: `v_dim` sums, the maximum, the sum of the weights.
+    /// Writes the span's state of a row, `v_dim` + 2 numbers.
     #[inline(always)]
     pub(super) fn leave(&self, row: usize, to: &mut [f32]) {
-        to[..self.v_dim].copy_from_slice(&self.span_acc[row * self.stride..][..self.v_dim]);
-        to[self.v_dim] = self.span[row].max;
-        to[self.v_dim + 1] = self.span[row].sum;
+        keep(&self.span_acc[row * self.stride..][..self.v_dim], self.span[row], to);
     }
 
     /// Takes over a span's state of a row that was [left](Self::leave).
     #[inline(always)]
     pub(super) fn take(&mut self, row: usize, from: &[f32]) {
-        let acc = &mut self.span_acc[row * self.stride..][..self.stride];
-        acc[..self.v_dim].copy_from_slice(&from[..self.v_dim]);
-        acc[self.v_dim..].fill(0.0);
-        self.span[row] = Softmax { max: from[self.v_dim], sum: from[self.v_dim + 1] };
+        let (acc, behind) = self.span_acc[row * self.stride..][..self.stride].split_at_mut(self.v_dim);
+        behind.fill(0.0);
+        self.span[row] = take_up(from, acc);
     }
 
-    /// Writes what the joined spans come to for a row, in the form of [`leave`](Self::leave).
+    /// Writes what the joined spans come to for a row, as many numbers.
     #[inline(always)]
     pub(super) fn pause(&self, row: usize, to: &mut [f32]) {
-        to[..self.v_dim].copy_from_slice(&self.total_acc[row * self.stride..][..self.v_dim]);
-        to[self.v_dim] = self.total[row].max;
-        to[self.v_dim + 1] = self.total[row].sum;
+        keep(&self.total_acc[row * self.stride..][..self.v_dim], self.total[row], to);
     }
 
     /// Goes on with a row where it was [paused](Self::pause).
     #[inline(always)]
     pub(super) fn resume(&mut self, row: usize, from: &[f32]) {
-        self.total_acc[row * self.stride..][..self.v_dim].copy_from_slice(&from[..self.v_dim]);
-        self.total[row] = Softmax { max: from[self.v_dim], sum: from[self.v_dim + 1] };
+        self.total[row] = take_up(from, &mut self.total_acc[row * self.stride..][..self.v_dim]);
     }
 
     /// Divides the weighted sum by the sum of the weights, into `out`; zeros where nothing was seen. Returns the
@@ -127,4 +121,19 @@ impl<'a> State<'a> {
         }
         if all.sum == 0.0 { f32::NEG_INFINITY } else { (all.max + all.sum.log2()) * core::f32::consts::LN_2 }
     }
+}
+
+/// Writes a state: the weighted sums, the maximum, the sum of the weights.
+#[inline(always)]
+fn keep(acc: &[f32], softmax: Softmax, to: &mut [f32]) {
+    to[..acc.len()].copy_from_slice(acc);
+    to[acc.len()] = softmax.max;
+    to[acc.len() + 1] = softmax.sum;
+}
+
+/// Reads a state that was [kept](keep).
+#[inline(always)]
+fn take_up(from: &[f32], acc: &mut [f32]) -> Softmax {
+    acc.copy_from_slice(&from[..acc.len()]);
+    Softmax { max: from[acc.len()], sum: from[acc.len() + 1] }
 }

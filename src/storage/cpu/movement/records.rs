@@ -52,9 +52,10 @@ impl CpuStorage {
 
     /// Gathers blocks into records, one after the other: for a swap to another storage, or to a slower tier.
     ///
-    /// A record is, for each layer in order, K then V, each `[kv_heads, block_size, dim]`, and where the element type has
-    /// scales those of K and of V, each `[kv_heads, block_size]` in `f32`; all in little-endian order. It does not depend on the layout: it can be [written](Self::write_blocks) to any storage whose layers have
-    /// the same heads, sizes of heads, block size and element type. Blocks may repeat.
+    /// A record is, for each layer in order, K then V, each `[kv_heads, block_size, dim]`, and where the element type
+    /// has scales those of K and of V, each `[kv_heads, block_size]` in `f32`; all in little-endian order. It does not
+    /// depend on the layout: it can be [written](Self::write_blocks) to any storage whose layers have the same heads,
+    /// sizes of heads, block size and element type. Blocks may repeat.
     ///
     /// Large gathers run on the threads of the current `rayon` pool (with the feature) and write past the caches.
     ///

@@ -78,7 +78,7 @@ impl Regions {
                 complete = false;
                 continue;
             };
-            // Of heads that share memory there may be any number.
+            // K and V may share memory, so that this may be more than there is.
             let written = layer.kv_heads.saturating_mul(block_size).saturating_mul(layer.head_elems());
             let kept: usize = found.iter().map(Region::elems).sum();
             apart.push(written == kept && disjoint(&found, num_blocks));

@@ -21,11 +21,8 @@ struct Source<'a> {
 
 /// K and V.
 fn sources<'a>(geometry: &Geometry, k: &'a CpuTensor<'a>, v: &'a CpuTensor<'a>) -> [Source<'a>; 2] {
-    let Geometry { k_dim, v_dim, scales, .. } = *geometry;
-    [
-        Source { tensor: k, strides: geometry.k, scales: scales.map(|[k, _]| k), dim: k_dim },
-        Source { tensor: v, strides: geometry.v, scales: scales.map(|[_, v]| v), dim: v_dim },
-    ]
+    let [of_k, of_v] = geometry.kv();
+    [(k, of_k), (v, of_v)].map(|(tensor, (strides, scales, dim))| Source { tensor, strides, scales, dim })
 }
 
 /// Writes K and V of the tokens of a prepared step, to slots that exist; shapes are checked. `apart` says that no two
