@@ -4,8 +4,16 @@
 //! slots and no sequence; the cache knows sequences and owns no tensor memory.
 
 #[cfg(feature = "std")]
+mod check;
+#[cfg(feature = "std")]
 mod cpu;
+#[cfg(feature = "std")]
+mod error;
+#[cfg(feature = "std")]
+mod geometry;
 mod params;
+#[cfg(feature = "std")]
+mod shape;
 #[cfg(all(test, feature = "std"))]
 mod suite;
 
@@ -18,7 +26,11 @@ pub use half::{bf16, f16};
 pub use params::{AttendParams, QueryMask};
 
 #[cfg(feature = "std")]
-pub use cpu::{CpuError, CpuStats, CpuStorage, CpuTensor, CpuTensorMut, Element, MAX_HEAD_DIM, merge_states};
+pub use cpu::{CpuStats, CpuStorage, CpuTensor, CpuTensorMut, Element, merge_states};
+#[cfg(feature = "std")]
+pub use error::StorageError;
+#[cfg(feature = "std")]
+pub use geometry::MAX_HEAD_DIM;
 
 /// Memory for K and V, and the four things that a forward pass does with it.
 ///

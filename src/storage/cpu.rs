@@ -3,9 +3,7 @@
 mod attend;
 mod cascade;
 mod element;
-mod error;
 mod exp;
-mod geometry;
 mod isa;
 mod kernel;
 mod memory;
@@ -23,21 +21,19 @@ use alloc::vec::Vec;
 
 use attend::Call;
 use element::{Convert, Data, ReadHead, Stored};
-use geometry::Geometry;
 use isa::Level;
 use kernel::Rules;
 use memory::{Pools, each};
 use movement::{Records, Regions};
 use prepared::Prepared;
 
-use super::{AttendParams, KvStorage};
+use super::geometry::Geometry;
+use super::{AttendParams, KvStorage, StorageError};
 use crate::id::{GroupId, Slot, ix, len32};
 use crate::layout::KvLayout;
 use crate::step::Step;
 
 pub use element::Element;
-pub use error::CpuError;
-pub use geometry::MAX_HEAD_DIM;
 pub use merge::merge_states;
 pub use stats::CpuStats;
 pub use tensor::{CpuTensor, CpuTensorMut};
@@ -82,7 +78,7 @@ pub use tensor::{CpuTensor, CpuTensorMut};
 /// # Copies
 /// [`copy_blocks`](KvStorage::copy_blocks) runs the copies of a prepared step once; calling it again does nothing, so
 /// that it cannot undo writes. Until it has run, writing to and reading from a step that has copies is refused
-/// ([`CpuError::CopiesPending`]).
+/// ([`StorageError::CopiesPending`]).
 ///
 /// # Writes
 /// Tensors of the storage's element type are stored bit for bit. Others are rounded to the nearest, ties to even; what
@@ -146,10 +142,10 @@ impl CpuStorage {
     /// [`stats`](Self::stats) says what came of it.
     ///
     /// # Errors
-    /// [`CpuError::OutOfMemory`], also for sizes that no machine has; [`CpuError::HeadTooLong`];
-    /// [`CpuError::NoSuchIsa`] where the environment variable `PAGED_KV_ISA` (`avx512`, `avx2`, `neon` or `portable`,
+    /// [`StorageError::OutOfMemory`], also for sizes that no machine has; [`StorageError::HeadTooLong`];
+    /// [`StorageError::NoSuchIsa`] where the environment variable `PAGED_KV_ISA` (`avx512`, `avx2`, `neon` or `portable`,
     /// instead of the best one; meant for tests) asks for what this machine lacks.
-    pub fn new(layout: KvLayout) -> Result<Self, CpuError> {
+    pub fn new(layout: KvLayout) -> Result<Self, StorageError> {
         let layers: Result<Vec<_>, _> =
             layout.layers().iter().zip(0..).map(|(layer, index)| Geometry::new(&layout, layer, index)).collect();
         let layers = layers?;
@@ -221,15 +217,15 @@ impl CpuStorage {
     /// K `[kv_heads, k_dim]` and V `[kv_heads, v_dim]` of one slot, widened. For tools and tests.
     ///
     /// # Errors
-    /// [`CpuError::NoSuchLayer`], [`CpuError::NoSuchSlot`]; [`CpuError::OutOfMemory`] where the vectors cannot be
+    /// [`StorageError::NoSuchLayer`], [`StorageError::NoSuchSlot`]; [`StorageError::OutOfMemory`] where the vectors cannot be
     /// had.
-    pub fn read_slot(&self, layer: u32, slot: Slot) -> Result<(Vec<f32>, Vec<f32>), CpuError> {
+    pub fn read_slot(&self, layer: u32, slot: Slot) -> Result<(Vec<f32>, Vec<f32>), StorageError> {
         let geometry = self.geometry(layer)?;
         let (block, offset) = self.place(slot)?;
         let zeros = |dim: usize| {
             let elems = geometry.kv_heads.saturating_mul(dim);
             let bytes = (elems as u64).saturating_mul(4);
-            let no_memory = |_| CpuError::OutOfMemory { allocation: len32(geometry.allocation), bytes };
+            let no_memory = |_| StorageError::OutOfMemory { allocation: len32(geometry.allocation), bytes };
             let mut zeros = Vec::new();
             zeros.try_reserve_exact(elems).map_err(no_memory)?;
             zeros.resize(elems, 0.0);
@@ -253,8 +249,8 @@ impl CpuStorage {
     /// Writes K `[kv_heads, k_dim]` and V `[kv_heads, v_dim]` of one slot, outside of any step. For tools and tests.
     ///
     /// # Errors
-    /// [`CpuError::NoSuchLayer`], [`CpuError::NoSuchSlot`]; [`CpuError::TooShort`] where a slice is.
-    pub fn write_slot(&mut self, layer: u32, slot: Slot, k: &[f32], v: &[f32]) -> Result<(), CpuError> {
+    /// [`StorageError::NoSuchLayer`], [`StorageError::NoSuchSlot`]; [`StorageError::TooShort`] where a slice is.
+    pub fn write_slot(&mut self, layer: u32, slot: Slot, k: &[f32], v: &[f32]) -> Result<(), StorageError> {
         let geometry = self.geometry(layer)?;
         let (level, place) = (self.level, self.place(slot)?);
         let k = CpuTensor::new(k, [1, geometry.kv_heads, geometry.k_dim]);
@@ -305,16 +301,16 @@ impl CpuStorage {
         Level::named(isa).is_some()
     }
 
-    fn geometry(&self, layer: u32) -> Result<Geometry, CpuError> {
+    fn geometry(&self, layer: u32) -> Result<Geometry, StorageError> {
         let layers = self.layers.len();
-        self.layers.get(ix(layer)).copied().ok_or(CpuError::NoSuchLayer { layer, layers })
+        self.layers.get(ix(layer)).copied().ok_or(StorageError::NoSuchLayer { layer, layers })
     }
 
     /// Block and offset of a slot.
-    fn place(&self, slot: Slot) -> Result<(usize, usize), CpuError> {
+    fn place(&self, slot: Slot) -> Result<(usize, usize), StorageError> {
         let slots = self.layout.slots().end;
         if u64::from(slot.get()) >= slots {
-            return Err(CpuError::NoSuchSlot { slot, slots });
+            return Err(StorageError::NoSuchSlot { slot, slots });
         }
         let block_size = self.layout.block_size();
         Ok((slot.block(block_size).index(), ix(slot.offset(block_size))))
@@ -322,7 +318,7 @@ impl CpuStorage {
 }
 
 impl KvStorage for CpuStorage {
-    type Error = CpuError;
+    type Error = StorageError;
     type Exec<'a> = ();
     type Input<'a> = CpuTensor<'a>;
     type Output<'a> = CpuTensorMut<'a>;
@@ -331,18 +327,18 @@ impl KvStorage for CpuStorage {
         &self.layout
     }
 
-    fn prepare(&mut self, (): (), step: &Step, padded_rows: u32) -> Result<(), CpuError> {
+    fn prepare(&mut self, (): (), step: &Step, padded_rows: u32) -> Result<(), StorageError> {
         self.prepared.set(&self.layout, self.group, step, padded_rows)
     }
 
-    fn copy_blocks(&mut self, (): ()) -> Result<(), CpuError> {
+    fn copy_blocks(&mut self, (): ()) -> Result<(), StorageError> {
         let copies = self.prepared.take_copies()?;
         let block_size = ix(self.layout.block_size());
         movement::copy_blocks(&mut self.pools, &self.layers, &self.regions, block_size, copies);
         Ok(())
     }
 
-    fn write_kv(&mut self, (): (), layer: u32, k: CpuTensor<'_>, v: CpuTensor<'_>) -> Result<(), CpuError> {
+    fn write_kv(&mut self, (): (), layer: u32, k: CpuTensor<'_>, v: CpuTensor<'_>) -> Result<(), StorageError> {
         self.prepared.check_ready()?;
         let geometry = self.geometry(layer)?;
         let tokens = self.prepared.slots().len();
@@ -363,13 +359,13 @@ impl KvStorage for CpuStorage {
         q: CpuTensor<'_>,
         out: CpuTensorMut<'_>,
         params: &AttendParams<'_>,
-    ) -> Result<(), CpuError> {
+    ) -> Result<(), StorageError> {
         self.prepared.check_ready()?;
         let geometry = &self.geometry(layer)?;
         let tokens = self.prepared.slots().len();
         let (q_heads, kv_heads) = (q.heads(), geometry.kv_heads);
         if q_heads == 0 || q_heads % kv_heads != 0 {
-            return Err(CpuError::QueryHeads { q_heads, kv_heads });
+            return Err(StorageError::QueryHeads { q_heads, kv_heads });
         }
         q.check("q", [tokens, q_heads, geometry.k_dim])?;
         let out = out.share("out", [tokens, q_heads, geometry.v_dim])?;

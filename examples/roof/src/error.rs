@@ -1,7 +1,7 @@
 //! Everything that can end a run, one line each.
 
 use paged_kv::error::{LayoutError, MalformedStep};
-use paged_kv::storage::CpuError;
+use paged_kv::storage::StorageError;
 
 use crate::options::OptionsError;
 use crate::plot::PlotError;
@@ -21,7 +21,7 @@ pub enum Error {
     Step(#[from] MalformedStep),
     /// The storage, most of all where memory is missing.
     #[error("the storage: {0}")]
-    Storage(#[from] CpuError),
+    Storage(#[from] StorageError),
     /// More memory than there is, which the system might only notice when it is written to.
     #[error(
         "the pool takes {needed_mib} MiB, and {available_mib} MiB of memory are available: see --pool-mib and --shapes"

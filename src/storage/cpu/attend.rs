@@ -11,11 +11,11 @@ use core::cell::RefCell;
 use phase::{Part, Phase, Task};
 
 use super::element::Stored;
-use super::geometry::Geometry;
 use super::isa::Level;
 use super::kernel::{ROWS, Rules, Scratch};
 use super::prepared::Prepared;
 use super::tensor::{CpuTensor, CpuTensorMut, SharedOut};
+use crate::storage::geometry::Geometry;
 
 /// Multiply-adds below which waking other threads costs more than they save: about 10 µs of one core.
 const SERIAL_MULADDS: u64 = 1 << 18;

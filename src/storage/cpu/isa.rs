@@ -61,7 +61,7 @@ mod portable;
 use half::{bf16, f16};
 
 use super::element::{E4m3, Stored};
-use super::error::CpuError;
+use crate::storage::StorageError;
 
 /// Names one instruction set for all storages of the process, instead of the best of the machine: see [`Level::chosen`].
 const CHOICE: &str = "PAGED_KV_ISA";
@@ -181,11 +181,11 @@ impl Level {
     }
 
     /// The best one, or the one that the environment variable `PAGED_KV_ISA` names.
-    pub(super) fn chosen() -> Result<Self, CpuError> {
+    pub(super) fn chosen() -> Result<Self, StorageError> {
         match std::env::var_os(CHOICE).filter(|name| !name.is_empty()) {
-            Some(name) => name.to_str().and_then(Self::named).ok_or(CpuError::NoSuchIsa),
+            Some(name) => name.to_str().and_then(Self::named).ok_or(StorageError::NoSuchIsa),
             // There is always the portable one.
-            None => Self::all().next().ok_or(CpuError::NoSuchIsa),
+            None => Self::all().next().ok_or(StorageError::NoSuchIsa),
         }
     }
 

@@ -42,11 +42,11 @@ use pass::Pass;
 use state::State;
 
 use super::element::Stored;
-use super::geometry::{Geometry, Strides};
 use super::isa::{Isa, Work};
 use super::rows::Rows;
 use super::tensor::CpuTensor;
 use crate::id::{BlockId, ix};
+use crate::storage::geometry::{Geometry, Strides};
 
 pub(super) use ends::Ends;
 pub(super) use rules::Rules;

@@ -14,8 +14,8 @@ use half::{bf16, f16};
 
 use super::CpuStats;
 use super::element::{E4m3, Stored};
-use super::error::CpuError;
 use crate::layout::{DType, KvLayout};
+use crate::storage::StorageError;
 
 /// Bytes that every allocation is aligned to: a cache line, and the widest vector.
 const ALIGN_BYTES: usize = 64;
@@ -139,11 +139,11 @@ macro_rules! each {
 pub(super) use each;
 
 impl Pools {
-    pub(super) fn zeroed(layout: &KvLayout) -> Result<Self, CpuError> {
-        fn all<T: Stored>(layout: &KvLayout) -> Result<Vec<Buffer<T>>, CpuError> {
+    pub(super) fn zeroed(layout: &KvLayout) -> Result<Self, StorageError> {
+        fn all<T: Stored>(layout: &KvLayout) -> Result<Vec<Buffer<T>>, StorageError> {
             let one = |(&elems, index): (&u64, u32)| {
                 let bytes = elems.saturating_mul(layout.dtype().bytes());
-                Buffer::zeroed(elems).ok_or(CpuError::OutOfMemory { allocation: index, bytes })
+                Buffer::zeroed(elems).ok_or(StorageError::OutOfMemory { allocation: index, bytes })
             };
             layout.allocations().iter().zip(0_u32..).map(one).collect()
         }

@@ -1,6 +1,6 @@
 //! Attention over a set of keys from attention over its parts.
 
-use super::error::CpuError;
+use crate::storage::StorageError;
 
 /// Joins attention over further keys to `out` `[heads, v_dim]` and `lse` `[heads]`: what attention over both sets of keys
 /// at once gives, up to rounding. The sets have no key in common, and a sink was given to one of them at most.
@@ -11,7 +11,7 @@ use super::error::CpuError;
 /// after the other: contexts in several storages, on several machines, or a prefix that many requests share.
 ///
 /// # Errors
-/// [`CpuError::States`] where the lengths do not fit together; nothing is written then.
+/// [`StorageError::States`] where the lengths do not fit together; nothing is written then.
 ///
 /// # Example
 /// Two keys of equal weight, each on its own: the mean of their values, and ln (e⁰ + e⁰).
@@ -22,18 +22,23 @@ use super::error::CpuError;
 /// merge_states(&mut out, &mut lse, &[3.0, 6.0], &[0.0])?;
 /// assert_eq!(out, [2.0, 4.0]);
 /// assert!((lse[0] - 2.0_f32.ln()).abs() < 1e-6);
-/// # Ok::<(), paged_kv::storage::CpuError>(())
+/// # Ok::<(), paged_kv::storage::StorageError>(())
 /// ```
 ///
 /// # Source
 /// Ye et al., "Cascade Inference" (FlashInfer, 2024); the joining step of FlashAttention (Dao et al., 2022, section 3.1).
-pub fn merge_states(out: &mut [f32], lse: &mut [f32], other_out: &[f32], other_lse: &[f32]) -> Result<(), CpuError> {
+pub fn merge_states(
+    out: &mut [f32],
+    lse: &mut [f32],
+    other_out: &[f32],
+    other_lse: &[f32],
+) -> Result<(), StorageError> {
     let heads = lse.len();
     let fits = out.len() == other_out.len() && heads == other_lse.len();
     let v_dim = out.len().checked_div(heads).unwrap_or(0);
     if !fits || v_dim * heads != out.len() {
         let (outs, lses) = ([out.len(), other_out.len()], [heads, other_lse.len()]);
-        return Err(CpuError::States { outs, lses });
+        return Err(StorageError::States { outs, lses });
     }
     if v_dim == 0 {
         return Ok(());
@@ -111,7 +116,7 @@ mod tests {
             let (other, other_lse) = (alloc::vec![2.0; other_len], alloc::vec![0.0; other_lse_len]);
             let refused = merge_states(&mut out, &mut lse, &other, &other_lse);
             let (outs, lses) = ([out_len, other_len], [lse_len, other_lse_len]);
-            assert_eq!(refused, Err(CpuError::States { outs, lses }));
+            assert_eq!(refused, Err(StorageError::States { outs, lses }));
             assert!(out.iter().all(|x| *x == 1.0));
         }
         assert_eq!(merge_states(&mut [], &mut [], &[], &[]), Ok(()));

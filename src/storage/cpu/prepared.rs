@@ -3,11 +3,12 @@
 use alloc::vec::Vec;
 
 use super::cascade::{Cascade, Role};
-use super::error::CpuError;
 use super::kernel::Query;
 use crate::id::{BlockId, GroupId, Slot, ix};
 use crate::layout::KvLayout;
-use crate::step::{BlockCopy, GroupStep, Step};
+use crate::step::{BlockCopy, Step};
+use crate::storage::StorageError;
+use crate::storage::check::Check;
 
 /// Query tokens of a tile, at most: enough that a long prompt splits into work for every thread, and that a tile reads
 /// its context once for all of them.
@@ -72,9 +73,8 @@ pub(super) struct Prepared {
     cascade: Cascade,
     /// Pairs of a query and a key that it sees: what attention costs, per query head and element.
     pairs: u64,
-    /// Memory for a check.
-    destinations: Vec<BlockId>,
-    /// Memory for another: block, offset and length of runs of slots.
+    check: Check,
+    /// Memory for a check: block, offset and length of runs of slots.
     places: Vec<(usize, usize, usize)>,
 }
 
@@ -86,9 +86,8 @@ impl Prepared {
         group: GroupId,
         step: &Step,
         padded_rows: u32,
-    ) -> Result<(), CpuError> {
-        let tables = step.group(group).ok_or(CpuError::NoSuchGroup { group })?;
-        self.check(layout, step, tables, padded_rows)?;
+    ) -> Result<(), StorageError> {
+        let tables = self.check.step(layout, group, step, padded_rows)?;
         self.copies.clear();
         self.copies.extend_from_slice(tables.copies());
         self.slots.clear();
@@ -141,66 +140,20 @@ impl Prepared {
         };
     }
 
-    fn check(&mut self, layout: &KvLayout, step: &Step, tables: &GroupStep, padded_rows: u32) -> Result<(), CpuError> {
-        if tables.block_size() != layout.block_size() {
-            return Err(CpuError::BlockSize { step: tables.block_size(), layout: layout.block_size() });
-        }
-        let rows = step.rows().len();
-        if rows > ix(padded_rows) {
-            return Err(CpuError::PaddedRows { rows, padded_rows });
-        }
-        let num_blocks = layout.num_blocks();
-        let exists = |block: BlockId| {
-            if block.get() < num_blocks { Ok(()) } else { Err(CpuError::NoSuchBlock { block, num_blocks }) }
-        };
-        tables.scratch().map_or(Ok(()), exists)?;
-        let mut tokens = 0;
-        for (row, index) in step.rows().iter().zip(0..) {
-            let table = tables.table(index);
-            let end = row.start.checked_add(row.len);
-            let covered = end.is_some_and(|end| ix(end.div_ceil(layout.block_size())) <= table.len());
-            if !covered || row.first_token != tokens {
-                return Err(CpuError::Inconsistent { row: index });
-            }
-            tokens += row.len;
-            table.iter().copied().try_for_each(exists)?;
-        }
-        if tables.slots().len() != ix(tokens) {
-            return Err(CpuError::Inconsistent { row: rows });
-        }
-        for slot in tables.slots() {
-            exists(slot.block(layout.block_size()))?;
-        }
-        self.destinations.clear();
-        for copy in tables.copies() {
-            exists(copy.src)?;
-            exists(copy.dst)?;
-            self.destinations.push(copy.dst);
-        }
-        self.destinations.sort_unstable();
-        if let Some(twice) = self.destinations.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(CpuError::CopyOrder { block: twice[0] });
-        }
-        match tables.copies().iter().find(|copy| self.destinations.binary_search(&copy.src).is_ok()) {
-            Some(copy) => Err(CpuError::CopyOrder { block: copy.src }),
-            None => Ok(()),
-        }
-    }
-
     /// The copies that still have to run: once.
-    pub(super) fn take_copies(&mut self) -> Result<&[BlockCopy], CpuError> {
+    pub(super) fn take_copies(&mut self) -> Result<&[BlockCopy], StorageError> {
         if !self.ready {
-            return Err(CpuError::NotPrepared);
+            return Err(StorageError::NotPrepared);
         }
         let pending = core::mem::take(&mut self.copies_pending);
         Ok(if pending { &self.copies } else { &[] })
     }
 
     /// That a step is there and its copies have run.
-    pub(super) fn check_ready(&self) -> Result<(), CpuError> {
+    pub(super) fn check_ready(&self) -> Result<(), StorageError> {
         match (self.ready, self.copies_pending) {
-            (false, _) => Err(CpuError::NotPrepared),
-            (true, true) => Err(CpuError::CopiesPending { copies: self.copies.len() }),
+            (false, _) => Err(StorageError::NotPrepared),
+            (true, true) => Err(StorageError::CopiesPending { copies: self.copies.len() }),
             (true, false) => Ok(()),
         }
     }

@@ -5,55 +5,9 @@ use core::marker::PhantomData;
 use core::ops::Range;
 
 use super::element::{Data, Element};
-use super::error::CpuError;
 use super::isa::Isa;
-
-/// Shape and strides, in elements. A head is contiguous.
-#[derive(Clone, Copy, Debug)]
-struct Shape {
-    tokens: usize,
-    heads: usize,
-    dim: usize,
-    token_stride: usize,
-    head_stride: usize,
-}
-
-impl Shape {
-    /// Tokens after each other, heads after each other.
-    const fn dense([tokens, heads, dim]: [usize; 3]) -> Self {
-        // A product that wraps is caught by `span`: that of the whole shape does not fit either.
-        Self { tokens, heads, dim, token_stride: heads.wrapping_mul(dim), head_stride: dim }
-    }
-
-    /// Elements from the first to the last, `usize::MAX` where the number does not fit.
-    fn span(&self) -> usize {
-        if self.tokens == 0 || self.heads == 0 || self.dim == 0 {
-            return 0;
-        }
-        let tokens = (self.tokens - 1).checked_mul(self.token_stride);
-        let heads = (self.heads - 1).checked_mul(self.head_stride);
-        let span = |tokens: usize, heads: usize| tokens.checked_add(heads)?.checked_add(self.dim);
-        tokens.zip(heads).and_then(|(tokens, heads)| span(tokens, heads)).unwrap_or(usize::MAX)
-    }
-
-    /// In bounds once `check` has passed, for a token and a head that exist.
-    #[inline(always)]
-    const fn elem(&self, token: usize, head: usize) -> usize {
-        token * self.token_stride + head * self.head_stride
-    }
-
-    fn check(&self, tensor: &'static str, expected: [usize; 3], len: usize) -> Result<(), CpuError> {
-        let given = [self.tokens, self.heads, self.dim];
-        if given != expected {
-            return Err(CpuError::Shape { tensor, given, expected });
-        }
-        let needed = self.span();
-        if needed > len {
-            return Err(CpuError::TooShort { tensor, needed, given: len });
-        }
-        Ok(())
-    }
-}
+use crate::storage::StorageError;
+use crate::storage::shape::Shape;
 
 /// A tensor to read: queries, keys or values of a step.
 ///
@@ -90,7 +44,7 @@ impl<'a> CpuTensor<'a> {
         self
     }
 
-    pub(super) fn check(&self, tensor: &'static str, expected: [usize; 3]) -> Result<(), CpuError> {
+    pub(super) fn check(&self, tensor: &'static str, expected: [usize; 3]) -> Result<(), StorageError> {
         self.shape.check(tensor, expected, self.data.len())
     }
 
@@ -150,29 +104,16 @@ impl<'a> CpuTensorMut<'a> {
     }
 
     /// Checks the tensor and makes it writable from several threads.
-    pub(super) fn share(self, tensor: &'static str, expected: [usize; 3]) -> Result<SharedOut<'a>, CpuError> {
+    pub(super) fn share(self, tensor: &'static str, expected: [usize; 3]) -> Result<SharedOut<'a>, StorageError> {
         self.shape.check(tensor, expected, self.data.len())?;
         let needed = self.shape.tokens.saturating_mul(self.shape.heads);
         if let Some(lse) = self.lse.as_ref().filter(|lse| lse.len() < needed) {
-            return Err(CpuError::TooShort { tensor: "lse", needed, given: lse.len() });
+            return Err(StorageError::TooShort { tensor: "lse", needed, given: lse.len() });
         }
         let lse = self.lse.map(<[f32]>::as_mut_ptr);
         let shared = SharedOut { first: self.data.as_mut_ptr(), lse, shape: self.shape, data: PhantomData };
-        if self.shape.span() == 0 {
-            // No heads, and strides that `check` has not bounded.
-            return Ok(shared);
-        }
-        let Shape { tokens, heads, dim, token_stride, head_stride } = self.shape;
-        let (mut inner, mut outer) = ((head_stride, heads), (token_stride, tokens));
-        if inner.0 > outer.0 {
-            core::mem::swap(&mut inner, &mut outer);
-        }
-        // What the heads span along the smaller stride must fit between two steps of the larger one. A dimension of
-        // one takes no step. Nothing overflows: `check` has bounded the span of the whole.
-        let inner_fits = inner.1 <= 1 || inner.0 >= dim;
-        let span = if inner.1 <= 1 { dim } else { (inner.1 - 1) * inner.0 + dim };
-        let outer_fits = outer.1 <= 1 || outer.0 >= span;
-        if inner_fits && outer_fits { Ok(shared) } else { Err(CpuError::Overlap { token_stride, head_stride }) }
+        self.shape.check_apart()?;
+        Ok(shared)
     }
 }
 

@@ -3,7 +3,7 @@
 use core::error::Error;
 
 use paged_kv::error::{ConfigError, LayoutError};
-use paged_kv::storage::CpuError;
+use paged_kv::storage::StorageError;
 
 use crate::model::ModelError;
 
@@ -82,7 +82,7 @@ pub enum EngineError {
     },
     /// The memory of the cache reported an error.
     #[error("the cache's memory failed: {0}")]
-    Storage(#[from] CpuError),
+    Storage(#[from] StorageError),
     /// The forward pass failed.
     #[error(transparent)]
     Model(#[from] ModelError),

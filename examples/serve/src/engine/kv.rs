@@ -3,7 +3,7 @@
 use paged_kv::cache::{Row, Stats};
 use paged_kv::error::PlanError;
 use paged_kv::layout::KvLayout;
-use paged_kv::storage::{AttendParams, CpuError, CpuStorage, CpuTensor, CpuTensorMut, KvStorage};
+use paged_kv::storage::{AttendParams, CpuStorage, CpuTensor, CpuTensorMut, KvStorage, StorageError};
 use paged_kv::{CacheConfig, KvCache, SeqId, Step};
 
 use super::EngineError;
@@ -45,7 +45,7 @@ impl Kv {
         // First the memory: it refuses what no machine has before the bookkeeping for it is set up.
         let (num_blocks, bytes) = (settings.num_blocks, layout.bytes());
         let storage = CpuStorage::new(layout).map_err(|error| match error {
-            CpuError::OutOfMemory { .. } => EngineError::NoMemory { num_blocks, bytes },
+            StorageError::OutOfMemory { .. } => EngineError::NoMemory { num_blocks, bytes },
             error => error.into(),
         })?;
         // No row is ever padded, so that no block is set aside for padding to write to.

@@ -11,10 +11,10 @@ use super::{CHUNK, MANY_ROWS, SPAN, Tile};
 use crate::id::ix;
 use crate::storage::QueryMask;
 use crate::storage::cpu::element::{Stored, widen_row};
-use crate::storage::cpu::geometry::Geometry;
 use crate::storage::cpu::isa::Isa;
 use crate::storage::cpu::rows::{Rows, View};
 use crate::storage::cpu::tensor::OutTile;
+use crate::storage::geometry::Geometry;
 
 /// Rows `first .. first + rows` of a tile over each of its KV heads.
 pub(super) struct Pass<'a, E> {

@@ -4,10 +4,10 @@ use core::f32::consts::LOG2_E;
 
 use super::CHUNK;
 use crate::id::ix;
-use crate::storage::cpu::error::CpuError;
+use crate::storage::StorageError;
 use crate::storage::cpu::exp::tanh;
 use crate::storage::cpu::isa::Isa;
-use crate::storage::{AttendParams, QueryMask};
+use crate::storage::{AttendParams, QueryMask, check};
 
 /// What is done to scores, and who sees whom.
 #[derive(Clone, Copy, Debug)]
@@ -37,27 +37,9 @@ impl<'a> Rules<'a> {
         q_heads: usize,
         tokens: usize,
         row_tokens: usize,
-    ) -> Result<Self, CpuError> {
+    ) -> Result<Self, StorageError> {
         let AttendParams { scale, window, soft_cap, sinks, alibi_slopes: slopes, mask } = *params;
-        if window == Some(0) {
-            return Err(CpuError::NoWindow);
-        }
-        // What scores are multiplied by on either side of the tangent has to be a number.
-        let usable = |cap: f32| cap > 0.0 && (cap * LOG2_E).is_finite() && (scale / cap).is_finite();
-        if soft_cap.is_some_and(|cap| !usable(cap)) {
-            return Err(CpuError::SoftCap);
-        }
-        for (param, given) in [("sinks", sinks), ("alibi_slopes", slopes)] {
-            if let Some(given) = given.filter(|given| given.len() != q_heads) {
-                return Err(CpuError::PerHead { param, given: given.len(), q_heads });
-            }
-        }
-        if let Some(QueryMask { words, words_per_token }) = mask {
-            let (expected, narrow) = (tokens.saturating_mul(ix(words_per_token)), row_tokens.div_ceil(64));
-            if words.len() != expected || ix(words_per_token) < narrow {
-                return Err(CpuError::Mask { words: words.len(), words_per_token, tokens, row_tokens });
-            }
-        }
+        check::params(params, q_heads, tokens, row_tokens)?;
         Ok(Self { scale, soft_cap, window: window.map(ix), sinks, slopes, mask })
     }
 

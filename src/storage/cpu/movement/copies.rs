@@ -7,9 +7,9 @@ use core::ops::Range;
 use super::regions::{Region, Regions};
 use super::{PAST_CACHES_BYTES, spread};
 use crate::step::BlockCopy;
-use crate::storage::cpu::geometry::Geometry;
 use crate::storage::cpu::memory::{Pools, each};
 use crate::storage::cpu::shared::Shared;
+use crate::storage::geometry::Geometry;
 
 /// Bytes that a task copies, at least: a block of one layer of a usual model.
 const TASK_BYTES: usize = 64 << 10;

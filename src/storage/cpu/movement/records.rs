@@ -6,9 +6,10 @@ use alloc::vec::Vec;
 use super::spread;
 use super::stream::{Mover, streaming};
 use crate::id::{BlockId, ix};
-use crate::storage::cpu::geometry::{Geometry, Strides};
+use crate::storage::StorageError;
+use crate::storage::cpu::CpuStorage;
 use crate::storage::cpu::shared::Shared;
-use crate::storage::cpu::{CpuError, CpuStorage};
+use crate::storage::geometry::{Geometry, Strides};
 
 /// Where the layers lie in a record.
 #[derive(Debug)]
@@ -60,7 +61,7 @@ impl CpuStorage {
     /// Large gathers run on the threads of the current `rayon` pool (with the feature) and write past the caches.
     ///
     /// # Errors
-    /// [`CpuError::NoSuchBlock`]; [`CpuError::RecordBytes`] where `to` is not `blocks.len()` × [`Self::block_bytes`]
+    /// [`StorageError::NoSuchBlock`]; [`StorageError::RecordBytes`] where `to` is not `blocks.len()` × [`Self::block_bytes`]
     /// long. Nothing is written then.
     ///
     /// # Complexity
@@ -84,7 +85,7 @@ impl CpuStorage {
     /// assert_eq!(large.read_slot(1, Slot::new(81))?, (vec![1.0; 4], vec![2.0; 4]));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn read_blocks(&self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), CpuError> {
+    pub fn read_blocks(&self, blocks: &[BlockId], to: &mut [u8]) -> Result<(), StorageError> {
         self.check_records(blocks, to.len())?;
         let (bytes, layers) = (to.len(), self.layers.len());
         let to = Shared::new(to);
@@ -106,17 +107,17 @@ impl CpuStorage {
     /// layers are written. Where layers share memory, the later layer stays.
     ///
     /// # Errors
-    /// [`CpuError::NoSuchBlock`]; [`CpuError::RecordBytes`] where `from` is not `blocks.len()` × [`Self::block_bytes`]
-    /// long; [`CpuError::RepeatedBlock`]. Nothing is written then.
+    /// [`StorageError::NoSuchBlock`]; [`StorageError::RecordBytes`] where `from` is not `blocks.len()` × [`Self::block_bytes`]
+    /// long; [`StorageError::RepeatedBlock`]. Nothing is written then.
     ///
     /// # Complexity
     /// One copy of the bytes; sorts the blocks' numbers.
-    pub fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) -> Result<(), CpuError> {
+    pub fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) -> Result<(), StorageError> {
         self.check_records(blocks, from.len())?;
         let mut sorted = blocks.to_vec();
         sorted.sort_unstable();
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(CpuError::RepeatedBlock { block: pair[0] });
+            return Err(StorageError::RepeatedBlock { block: pair[0] });
         }
         let (layers, size) = (self.layers.len(), self.pools.elem_bytes());
         if !self.regions.all_apart {
@@ -156,13 +157,13 @@ impl CpuStorage {
         Ok(())
     }
 
-    fn check_records(&self, blocks: &[BlockId], given: usize) -> Result<(), CpuError> {
+    fn check_records(&self, blocks: &[BlockId], given: usize) -> Result<(), StorageError> {
         let num_blocks = self.layout.num_blocks();
         if let Some(block) = blocks.iter().copied().find(|block| block.get() >= num_blocks) {
-            return Err(CpuError::NoSuchBlock { block, num_blocks });
+            return Err(StorageError::NoSuchBlock { block, num_blocks });
         }
         let expected = blocks.len().saturating_mul(self.records.block_bytes);
-        if given == expected { Ok(()) } else { Err(CpuError::RecordBytes { given, expected }) }
+        if given == expected { Ok(()) } else { Err(StorageError::RecordBytes { given, expected }) }
     }
 
     fn pieces(&self, index: usize, block: BlockId, layer: usize, each: impl FnMut(Piece)) {

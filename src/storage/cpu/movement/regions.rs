@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use crate::id::ix;
-use crate::storage::cpu::geometry::{Geometry, Strides};
+use crate::storage::geometry::{Geometry, Strides};
 
 /// Runs of a plane's block that are looked at, at most. No real layout comes near; an odd one keeps the plain path.
 const MAX_RUNS: usize = 1 << 16;

@@ -9,7 +9,8 @@ use crate::id::{BlockId, ix};
 use crate::layout::{DType, KvLayout, KvShape, LayerLayout, Plane, Scales};
 use crate::step::{BlockCopy, Step, TableRow};
 use crate::storage::KvStorage;
-use crate::storage::cpu::{CpuError, CpuStorage, CpuTensor};
+use crate::storage::StorageError;
+use crate::storage::cpu::{CpuStorage, CpuTensor};
 
 const NUM_BLOCKS: u32 = 24;
 const LAYERS: u32 = 3;
@@ -477,12 +478,12 @@ fn records_that_do_not_fit_are_refused_and_change_nothing() {
     let (mut storage, before) = noisy(&case, 4);
     let record = storage.block_bytes();
     let ids = |ids: &[u32]| ids.iter().copied().map(BlockId::new).collect::<Vec<_>>();
-    let outside = CpuError::NoSuchBlock { block: BlockId::new(NUM_BLOCKS), num_blocks: NUM_BLOCKS };
+    let outside = StorageError::NoSuchBlock { block: BlockId::new(NUM_BLOCKS), num_blocks: NUM_BLOCKS };
     for (blocks, len, error) in [
         (ids(&[0, NUM_BLOCKS]), 2 * record, outside),
-        (ids(&[0, 1]), 2 * record - 1, CpuError::RecordBytes { given: 2 * record - 1, expected: 2 * record }),
-        (ids(&[]), 1, CpuError::RecordBytes { given: 1, expected: 0 }),
-        (ids(&[0]), 0, CpuError::RecordBytes { given: 0, expected: record }),
+        (ids(&[0, 1]), 2 * record - 1, StorageError::RecordBytes { given: 2 * record - 1, expected: 2 * record }),
+        (ids(&[]), 1, StorageError::RecordBytes { given: 1, expected: 0 }),
+        (ids(&[0]), 0, StorageError::RecordBytes { given: 0, expected: record }),
     ] {
         let mut records = alloc::vec![5; len];
         assert_eq!(storage.read_blocks(&blocks, &mut records), Err(error));
@@ -490,7 +491,7 @@ fn records_that_do_not_fit_are_refused_and_change_nothing() {
         assert_eq!(storage.write_blocks(&blocks, &records), Err(error));
     }
     let twice = ids(&[3, 1, 3]);
-    let error = CpuError::RepeatedBlock { block: BlockId::new(3) };
+    let error = StorageError::RepeatedBlock { block: BlockId::new(3) };
     assert_eq!(storage.write_blocks(&twice, &alloc::vec![5; 3 * record]), Err(error));
     assert!(memory(&storage) == before);
     let mut records = alloc::vec![0; 3 * record];

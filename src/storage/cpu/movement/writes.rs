@@ -4,12 +4,12 @@
 use super::stream::Mover;
 use super::{PAST_CACHES_BYTES, spread, streaming};
 use crate::storage::cpu::element::{Convert, Largest, MAX_SCALE_ELEMS, PIECE, Stored};
-use crate::storage::cpu::geometry::{Geometry, Strides};
 use crate::storage::cpu::isa::Level;
 use crate::storage::cpu::memory::{bytes_of, bytes_of_mut};
 use crate::storage::cpu::prepared::Prepared;
 use crate::storage::cpu::shared::Shared;
 use crate::storage::cpu::tensor::CpuTensor;
+use crate::storage::geometry::{Geometry, Strides};
 
 /// A tensor of K or V, and where its tokens go.
 struct Source<'a> {

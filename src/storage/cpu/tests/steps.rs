@@ -22,17 +22,17 @@ fn a_step_like_the_one_before_allocates_nothing() {
 #[test]
 fn copies_run_once_and_before_anything_else() {
     let mut storage = storage(DType::F32);
-    assert_eq!(storage.copy_blocks(()), Err(CpuError::NotPrepared));
+    assert_eq!(storage.copy_blocks(()), Err(StorageError::NotPrepared));
     let (k, v) = (numbers(144, 1), numbers(144, 2));
     let write = |storage: &mut CpuStorage| storage.write_kv((), 1, CpuTensor::new(&k, KV), CpuTensor::new(&v, KV));
-    assert_eq!(write(&mut storage), Err(CpuError::NotPrepared));
+    assert_eq!(write(&mut storage), Err(StorageError::NotPrepared));
 
     // Block 5, which the prompt is then written to, gets the bytes of block 0.
     storage.prepare((), &prompt(&[BlockCopy { src: BlockId::new(0), dst: BlockId::new(5) }]), 1).unwrap();
-    assert_eq!(write(&mut storage), Err(CpuError::CopiesPending { copies: 1 }));
+    assert_eq!(write(&mut storage), Err(StorageError::CopiesPending { copies: 1 }));
     let mut out = [0.0; 288];
     let attend = storage.attend((), 1, CpuTensor::new(&numbers(288, 3), Q), CpuTensorMut::new(&mut out, Q), &quarter());
-    assert_eq!(attend, Err(CpuError::CopiesPending { copies: 1 }));
+    assert_eq!(attend, Err(StorageError::CopiesPending { copies: 1 }));
     storage.copy_blocks(()).unwrap();
     write(&mut storage).unwrap();
     let memory = bits(&storage);

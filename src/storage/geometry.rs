@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use super::error::CpuError;
+use super::error::StorageError;
 use crate::id::ix;
 use crate::layout::{KvLayout, LayerLayout, Plane};
 
@@ -95,10 +95,10 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    pub(super) fn new(layout: &KvLayout, layer: &LayerLayout, index: u32) -> Result<Self, CpuError> {
+    pub(super) fn new(layout: &KvLayout, layer: &LayerLayout, index: u32) -> Result<Self, StorageError> {
         for dim in [layer.k_dim, layer.v_dim] {
             if dim > MAX_HEAD_DIM {
-                return Err(CpuError::HeadTooLong { layer: index, dim, max: MAX_HEAD_DIM });
+                return Err(StorageError::HeadTooLong { layer: index, dim, max: MAX_HEAD_DIM });
             }
         }
         let strides = |plane: &Plane| Strides::new(plane, layout.num_blocks(), layer.kv_heads, layout.block_size());

@@ -1,4 +1,4 @@
-//! What a [`CpuStorage`](super::CpuStorage) refuses.
+//! What storages refuse.
 
 use core::fmt;
 
@@ -6,8 +6,8 @@ use crate::error::errors;
 use crate::id::{BlockId, GroupId, Slot};
 
 errors! {
-    /// A [`CpuStorage`](crate::storage::CpuStorage) refused a call, which then changed nothing.
-    pub enum CpuError {
+    /// A storage refused a call, which then changed nothing.
+    pub enum StorageError {
         /// An allocation of the layout cannot be had.
         OutOfMemory {
             /// Its index in [`KvLayout::allocations`](crate::layout::KvLayout::allocations).
