@@ -54,7 +54,8 @@ pub trait KvStorage {
     /// graph runs, at least the rows of the step; storages without graphs ignore what goes beyond.
     ///
     /// # Errors
-    /// Where the step does not fit the layout: another block size, a block outside the pool.
+    /// Where the step does not fit the layout: another block size, a block outside the pool; tables that are not whole
+    /// ([`Step::of_changes`]) for a storage that keeps none.
     fn prepare(&mut self, ex: Self::Exec<'_>, step: &Step, padded_rows: u32) -> Result<(), Self::Error>;
 
     /// Runs the copies of the prepared step, on all layers, K and V and their scales. To be called before the first write.
@@ -77,7 +78,8 @@ pub trait KvStorage {
 
     /// Causal attention of the queries `[T, q_heads, k_dim]` over the rows' sequences, into `[T, q_heads, v_dim]`. The
     /// query at position p sees the keys 0 ..= p, unless [`params`](AttendParams) say otherwise. `q_heads` is a
-    /// multiple of the layer's KV heads; query head h reads KV head h / (`q_heads` / `kv_heads`).
+    /// multiple of the layer's KV heads; query head h reads KV head h / (`q_heads` / `kv_heads`). A query that sees no key gets
+    /// zeros.
     ///
     /// # Errors
     /// Where the layer does not exist or a shape does not fit.

@@ -26,6 +26,9 @@ impl Check {
         padded_rows: u32,
     ) -> Result<&'a GroupStep, StorageError> {
         let tables = step.group(group).ok_or(StorageError::NoSuchGroup { group })?;
+        if tables.changes_only {
+            return Err(StorageError::OnlyChanges);
+        }
         if tables.block_size() != layout.block_size() {
             return Err(StorageError::BlockSize { step: tables.block_size(), layout: layout.block_size() });
         }

@@ -16,7 +16,7 @@ errors! {
             bytes: u64,
         } => "allocation {allocation} of {bytes} bytes cannot be had",
         /// The environment variable `PAGED_KV_ISA` names an instruction set that this machine does not have, or none.
-        NoSuchIsa => "PAGED_KV_ISA names an instruction set that is not one of this machine's",
+        NoSuchIsa => "PAGED_KV_ISA is none of avx512, avx2, neon and portable, or this machine does not have it",
         /// Heads are far longer than those of any model.
         HeadTooLong {
             /// The layer.
@@ -31,6 +31,8 @@ errors! {
             /// The group.
             group: GroupId,
         } => "the step has no group {group:?}",
+        /// The step has only what [changed](crate::Step::of_changes) of its tables, and this storage keeps none.
+        OnlyChanges => "the step holds what changed of its tables, and whole tables are needed",
         /// The step was planned for blocks of another size.
         BlockSize {
             /// Of the step, in tokens.

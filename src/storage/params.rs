@@ -4,7 +4,8 @@
 ///
 /// A score is formed in this order: q · k × `scale`, soft cap, `ALiBi`; then the softmax is taken over the keys that the
 /// query sees, with the sink of its head in the sum. Scores and sinks are kept times log₂ e = 1.44 in `f32`, so that they
-/// have to stay below 2.3 × 10³⁸. A scale, slope or sink that is NaN makes the outputs of its queries NaN.
+/// have to stay below 2.3 × 10³⁸. A scale, slope or sink that is NaN makes the outputs of its queries NaN, but for a
+/// scale beside a soft cap, which is refused.
 ///
 /// # Example
 /// A layer of Gemma 2: a window of 4,096 tokens, scores capped at ±50.

@@ -13,6 +13,7 @@ fn a_step_that_is_refused_changes_nothing() {
     let outside = StorageError::NoSuchBlock { block: BlockId::new(6), num_blocks: 6 };
     let cases = [
         (Step::new(), StorageError::BlockSize { step: 0, layout: 4 }),
+        (Step::of_changes(), StorageError::OnlyChanges),
         (Step::from_tables(8, &row(&ids([0])), &[]).unwrap(), StorageError::BlockSize { step: 8, layout: 4 }),
         (Step::from_tables(4, &row(&ids([0, 6])), &[]).unwrap(), outside),
         // Also a block of lookahead.
