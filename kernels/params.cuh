@@ -1,0 +1,119 @@
+// Parameters of the kernels, one struct each, mirrored by `src/storage/cuda/params.rs`, which asserts the same sizes.
+// Plain data only: the file is compiled for the device, for the host (the emulator), and by NVRTC, which has no
+// <stdint.h>.
+//
+// Strides are in bytes and 64-bit. A pointer that may be null says so.
+#pragma once
+
+// Element types, of tensors and of the pool.
+enum pk_dtype { PK_F32 = 0, PK_F16 = 1, PK_BF16 = 2, PK_E4M3 = 3, PK_I8 = 4 };
+
+// Query heads whose sinks and slopes fit the parameters of a launch.
+#define PK_MAX_PER_HEAD 256
+
+// A plane of the pool: element d of head h of token t of block b of a layer begins at
+// base + b * block_bytes + h * head_bytes + t * token_bytes + d * sizeof(element).
+struct pk_plane {
+    unsigned char *base;
+    long long block_bytes, head_bytes, token_bytes;
+};
+
+// A tensor of the engine, [tokens, heads, dim]; a head is contiguous. Float types only.
+struct pk_tensor {
+    unsigned char *data;
+    long long token_bytes, head_bytes;
+    int dtype;   // pk_dtype
+    int tokens;  // those of the step, and behind them those of padding
+};
+
+// How much of the buffers below is real. In device memory, so that a captured graph reads the step of its replay.
+struct pk_counts {
+    int rows, tokens, copies, edits;
+};
+
+// One row of the step: `tokens` query tokens, of which the first is number `first_token` of the step and stands at
+// position `start` of its sequence.
+struct pk_row {
+    int start, tokens, first_token, table;  // table: the row of `tables`
+};
+
+struct pk_copy {
+    int src, dst;
+};
+
+// Entries [from, from + len) of table `table`, taken from entry `first` on of those that came with the step.
+struct pk_edit {
+    int table, from, len, first;
+};
+
+// What a step needs, at addresses that do not change.
+struct pk_step {
+    pk_counts *counts;
+    pk_row *rows;     // [max_rows]
+    int *token_rows;  // [max_tokens]: the row of each query token
+    int *slots;       // [max_tokens]
+    pk_copy *copies;  // [max_copies]
+    int *tables;      // [max_rows, table_len]; entries behind a row's last token are anything
+    long long table_len;
+};
+
+// pk_prepare: puts the parts of a step where kernels look for them. Grid: any number of CTAs of 128 threads.
+// `packed` is the step as the host sends it, 32-bit words: pk_counts, then of each as many as it says
+// rows [pk_row], the rows of tokens [int], slots [int], copies [pk_copy], edits [pk_edit], and the entries of all edits.
+struct pk_prepare_params {
+    pk_step step;
+    const int *packed;
+};
+
+// pk_write_kv_<dtype of the pool>: K and V of the query tokens to their slots.
+// Grid: tokens * kv_heads CTAs of 32 threads, k.tokens tokens. Tokens beyond the step's, and slots outside the pool, are
+// left out.
+struct pk_write_params {
+    pk_step step;
+    pk_tensor k, v;                             // [tokens, kv_heads, k_dim], [tokens, kv_heads, v_dim]
+    pk_plane k_pool, v_pool, k_scales, v_scales;  // scales of int8: a float each, at any address; else null
+    int kv_heads, k_dim, v_dim, block_size, num_blocks;
+    int unused;
+};
+
+// A part of every block, in one run.
+struct pk_run {
+    unsigned char *base;    // of block 0
+    long long block_bytes;  // from block to block
+    long long bytes;
+};
+
+// pk_copy_blocks: the step's copies, all layers in one launch. Grid: any number of CTAs of 128 threads.
+struct pk_copy_params {
+    pk_step step;
+    const pk_run *runs;  // [num_runs]
+    int num_runs, num_blocks;
+};
+
+// What a model asks for beside the softmax of scaled scores; see `AttendParams`.
+struct pk_variant {
+    float scale;
+    float soft_cap;                    // 0: none
+    int window;                        // 0: none
+    int has_sinks, has_slopes;
+    int mask_words;                    // per query token; 0: no mask
+    const unsigned long long *mask;    // [tokens, mask_words], or null
+    float sinks[PK_MAX_PER_HEAD], slopes[PK_MAX_PER_HEAD];  // per query head
+};
+
+// pk_attend_naive_<dtype of the pool>: the readable reference.
+// Grid: tokens * q_heads CTAs of 32 threads, q.tokens tokens; 384 + (k_dim + v_dim) * 4 bytes of dynamic shared memory.
+struct pk_attend_params {
+    pk_step step;
+    pk_tensor q, out;  // [tokens, q_heads, k_dim], [tokens, q_heads, v_dim]
+    float *lse;        // [tokens, q_heads] dense, or null; natural logarithm
+    pk_plane k_pool, v_pool, k_scales, v_scales;
+    int q_heads, kv_heads, k_dim, v_dim, block_size, num_blocks;
+    pk_variant variant;
+};
+
+// As `params.rs` asserts.
+static_assert(sizeof(pk_plane) == 32 && sizeof(pk_tensor) == 32 && sizeof(pk_step) == 56, "see params.rs");
+static_assert(sizeof(pk_prepare_params) == 64 && sizeof(pk_write_params) == 272, "see params.rs");
+static_assert(sizeof(pk_run) == 24 && sizeof(pk_copy_params) == 72, "see params.rs");
+static_assert(sizeof(pk_variant) == 2080 && sizeof(pk_attend_params) == 2360, "see params.rs");
