@@ -50,7 +50,7 @@
 //! |---|---|
 //! | [`cache`] | [`KvCache`], rows, outcomes |
 //! | [`step`] | [`Step`], its writers and its encoding |
-//! | [`storage`] | the trait of the data plane, and the CPU storage |
+//! | [`storage`] | the trait of the data plane, the CPU storage, and that of NVIDIA GPUs (feature `cuda`) |
 //! | [`layout`] | geometry and sizing |
 //! | [`prefix`] | scopes, extras, queries |
 //! | [`evict`] | which idle block goes first: the trait, and policies |
@@ -68,7 +68,8 @@
 //! writes without planning · *shortfall*: what is missing.
 //!
 //! # Features
-//! `std` (default): the CPU storage. `rayon` (default): its threads. `parking_lot`: the `sync` module.
+//! `std` (default): the CPU storage. `rayon` (default): its threads. `cuda`: the storage of NVIDIA GPUs, which needs their
+//! driver at run time and nothing to build. `parking_lot`: the `sync` module.
 //! `sha256`, `blake3`: identities of blocks for other processes, in [`prefix::hash`]. `events`: the encoding of [`event`]s
 //! as vLLM publishes them. These three need no `std`. No feature changes a result.
 //!

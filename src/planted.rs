@@ -31,6 +31,15 @@ pub(crate) enum Bug {
     /// Rows are taken to share one span more than they do.
     #[cfg(feature = "std")]
     SharedTooLong,
+    /// A step is written where the device may still be reading one before it.
+    #[cfg(feature = "cuda")]
+    SlabNotAwaited,
+    /// Calls on different streams do not wait for each other.
+    #[cfg(feature = "cuda")]
+    StreamsNotOrdered,
+    /// A mask is taken for the one that the device has.
+    #[cfg(feature = "cuda")]
+    MaskNotSent,
 }
 
 std::thread_local! {

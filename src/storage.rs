@@ -7,6 +7,8 @@
 mod check;
 #[cfg(feature = "std")]
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 #[cfg(feature = "std")]
 mod error;
 #[cfg(feature = "std")]
@@ -20,6 +22,8 @@ mod suite;
 use crate::layout::KvLayout;
 use crate::step::Step;
 
+#[cfg(feature = "cuda")]
+pub use cudarc;
 #[cfg(feature = "std")]
 pub use half::{bf16, f16};
 
@@ -27,6 +31,8 @@ pub use params::{AttendParams, QueryMask};
 
 #[cfg(feature = "std")]
 pub use cpu::{CpuStats, CpuStorage, CpuTensor, CpuTensorMut, Element, merge_states};
+#[cfg(feature = "cuda")]
+pub use cuda::{CudaExec, CudaLimits, CudaStorage, CudaTensor, CudaTensorMut, MAX_CUDA_HEAD_DIM};
 #[cfg(feature = "std")]
 pub use error::StorageError;
 #[cfg(feature = "std")]

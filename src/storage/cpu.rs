@@ -34,6 +34,8 @@ use crate::layout::KvLayout;
 use crate::step::Step;
 
 pub use element::Element;
+#[cfg(feature = "cuda")]
+pub(super) use element::dtype_of;
 pub use merge::merge_states;
 pub use stats::CpuStats;
 pub use tensor::{CpuTensor, CpuTensorMut};
@@ -41,7 +43,7 @@ pub use tensor::{CpuTensor, CpuTensorMut};
 /// KV memory of the host, in any [`DType`](crate::layout::DType), for any [`KvLayout`].
 ///
 /// Attention takes decode rows, prompts, pieces of prompts and any mix of them in one step; any number of query heads
-/// per KV head; any `k_dim` and `v_dim` up to [`MAX_HEAD_DIM`]. Everything is computed in `f32`. With the feature
+/// per KV head; any `k_dim` and `v_dim` up to [`MAX_HEAD_DIM`](crate::storage::MAX_HEAD_DIM). Everything is computed in `f32`. With the feature
 /// `rayon`, [`attend`](KvStorage::attend) runs on the threads of the current `rayon` pool.
 ///
 /// # Guarantees
@@ -212,6 +214,11 @@ impl CpuStorage {
     /// ```
     pub fn allocation(&self, index: u32) -> Option<&[u8]> {
         (ix(index) < self.pools.len()).then(|| self.pools.bytes(ix(index)))
+    }
+
+    /// The same, to write: to load what was saved. Whatever bytes are written are numbers of the element type.
+    pub fn allocation_mut(&mut self, index: u32) -> Option<&mut [u8]> {
+        (ix(index) < self.pools.len()).then(|| self.pools.bytes_mut(ix(index)))
     }
 
     /// K `[kv_heads, k_dim]` and V `[kv_heads, v_dim]` of one slot, widened. For tools and tests.

@@ -162,5 +162,67 @@ errors! {
             /// Query tokens of its longest row, each of which needs a bit.
             row_tokens: usize,
         } => "a mask of {words} words, {words_per_token} per token, for {tokens} tokens and rows of up to {row_tokens}",
+        /// No CUDA driver can be loaded.
+        NoDriver => "no CUDA driver can be loaded: install that of NVIDIA, 525 or later",
+        /// The CUDA driver is too old for the kernels.
+        OldDriver {
+            /// What the driver says: 1000 × major + 10 × minor of CUDA.
+            version: u32,
+            /// What the kernels need.
+            needed: u32,
+        } => "the CUDA driver is of version {version} and the kernels need {needed}: update it",
+        /// The GPU is too old for the kernels.
+        OldDevice {
+            /// Its compute capability: 10 × major + minor.
+            capability: u32,
+            /// What the kernels need.
+            needed: u32,
+        } => "the GPU is of compute capability {capability} and the kernels need {needed}",
+        /// The driver refuses the kernels.
+        Kernels {
+            /// Its `CUresult`.
+            code: u32,
+        } => "the driver refuses the kernels with CUDA error {code}: is it older than its GPU?",
+        /// A call of the driver failed.
+        Driver {
+            /// Which.
+            call: &'static str,
+            /// Its `CUresult`.
+            code: u32,
+        } => "{call} failed with CUDA error {code}",
+        /// The context is broken, by a kernel of anybody's, and whatever is in its memory is lost. Only another process
+        /// or, if it is not the primary one, another context helps.
+        ContextLost {
+            /// The `CUresult` that says so.
+            code: u32,
+        } => "a kernel failed with CUDA error {code}, and its context is lost",
+        /// Device or pinned memory for the metadata of steps cannot be had.
+        NoBuffers {
+            /// How much.
+            bytes: u64,
+        } => "{bytes} bytes for the metadata of steps cannot be had",
+        /// A stream or a tensor is not of the storage's context.
+        OtherContext => "a stream or a tensor is of another CUDA context than the storage",
+        /// A tensor was borrowed for another stream than the one of the call.
+        OtherStream {
+            /// Which tensor.
+            tensor: &'static str,
+        } => "{tensor} was borrowed for another stream than that of the call",
+        /// What cannot be part of a CUDA graph was called while the stream was being captured.
+        Capturing => "the stream is being captured, and this call cannot be part of a graph",
+        /// More than the storage was made for.
+        Limit {
+            /// Of what, and of which limit.
+            what: &'static str,
+            /// How many there are.
+            given: u64,
+            /// How many there may be.
+            max: u64,
+        } => "{given} {what}, and at most {max} are possible",
+        /// The address of a tensor is not a multiple of the size of its elements.
+        Misaligned {
+            /// Which tensor.
+            tensor: &'static str,
+        } => "the address of {tensor} is not a multiple of its elements' size",
     }
 }

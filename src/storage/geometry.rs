@@ -39,6 +39,18 @@ impl Strides {
         self.base + block * self.block + head * self.head + offset * self.token
     }
 
+    /// The first element.
+    #[cfg(feature = "cuda")]
+    pub(super) const fn base(self) -> usize {
+        self.base
+    }
+
+    /// From head to head; 0 where there is one head.
+    #[cfg(feature = "cuda")]
+    pub(super) const fn head(self) -> usize {
+        self.head
+    }
+
     /// From block to block; 0 where there is one block.
     pub(super) const fn block(self) -> usize {
         self.block

@@ -6,6 +6,8 @@
 //!
 //! Every storage starts filled with NaN: a slot that was never written, read once, shows.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod harness;
 mod laws;
 mod planted;
@@ -15,7 +17,9 @@ mod trunks;
 mod variants;
 mod world;
 
-use harness::Cpu;
+#[cfg(feature = "cuda")]
+use cuda::Cuda;
+use harness::{Cpu, Harness};
 
 /// Instantiates the laws for a harness and an element type.
 macro_rules! storage_suite {
@@ -57,7 +61,7 @@ macro_rules! storage_suite {
     (@laws $laws:ident, $harness:ty, $isa:literal, $dtype:ident, $($law:ident,)*) => {$(
         #[test]
         fn $law() {
-            if !harness::choose($isa) {
+            if !<$harness>::choose($isa) {
                 std::println!("skipped: this machine cannot run it");
             } else if let Err(fault) = $laws::$law::<$harness>(DType::$dtype) {
                 panic!("{fault}");
@@ -86,3 +90,14 @@ storage_suite!(portable_f16, Cpu, "portable", F16);
 storage_suite!(portable_bf16, Cpu, "portable", BF16);
 storage_suite!(portable_f8e4m3, Cpu, "portable", F8E4M3);
 storage_suite!(portable_i8, Cpu, "portable", I8);
+
+#[cfg(feature = "cuda")]
+storage_suite!(cuda_f32, Cuda, "", F32);
+#[cfg(feature = "cuda")]
+storage_suite!(cuda_f16, Cuda, "", F16);
+#[cfg(feature = "cuda")]
+storage_suite!(cuda_bf16, Cuda, "", BF16);
+#[cfg(feature = "cuda")]
+storage_suite!(cuda_f8e4m3, Cuda, "", F8E4M3);
+#[cfg(feature = "cuda")]
+storage_suite!(cuda_i8, Cuda, "", I8);

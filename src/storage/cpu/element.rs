@@ -9,6 +9,8 @@ use core::fmt::Debug;
 use half::{bf16, f16};
 
 use super::isa::Isa;
+#[cfg(feature = "cuda")]
+use crate::layout::DType;
 
 #[cfg(test)]
 use convert::narrow_row;
@@ -24,8 +26,18 @@ impl Element for f32 {}
 impl Element for f16 {}
 impl Element for bf16 {}
 
+/// The type of a tensor's elements.
+#[cfg(feature = "cuda")]
+pub(in crate::storage) const fn dtype_of<T: Element>() -> DType {
+    T::DTYPE
+}
+
 /// An element of the caller's tensors.
 pub(super) trait Given: Stored {
+    /// The type as a number, for kernels.
+    #[cfg(feature = "cuda")]
+    const DTYPE: DType;
+
     /// Which of the three it is.
     fn tensor(data: &[Self]) -> Data<'_>;
 }
@@ -114,6 +126,9 @@ fn store_lanes<I: Isa, E: Stored>(isa: I, x: I::V, to: &mut I::Lanes<E>, narrow:
 }
 
 impl Given for f32 {
+    #[cfg(feature = "cuda")]
+    const DTYPE: DType = DType::F32;
+
     fn tensor(data: &[Self]) -> Data<'_> {
         Data::F32(data)
     }
@@ -139,6 +154,9 @@ impl Stored for f32 {
 }
 
 impl Given for f16 {
+    #[cfg(feature = "cuda")]
+    const DTYPE: DType = DType::F16;
+
     fn tensor(data: &[Self]) -> Data<'_> {
         Data::F16(data)
     }
@@ -163,6 +181,9 @@ impl Stored for f16 {
 }
 
 impl Given for bf16 {
+    #[cfg(feature = "cuda")]
+    const DTYPE: DType = DType::BF16;
+
     fn tensor(data: &[Self]) -> Data<'_> {
         Data::BF16(data)
     }

@@ -12,6 +12,8 @@ use crate::storage::{AttendParams, CpuStorage, CpuTensor, CpuTensorMut, KvStorag
 
 /// A storage under test. Tensors are dense `f32`; errors are text, as the laws only want to know that there are none.
 pub(super) trait Harness: Sized {
+    /// Makes this thread's storages use an instruction set, where it matters; whether this machine can run them.
+    fn choose(isa: &'static str) -> bool;
     fn new(layout: KvLayout) -> Result<Self, String>;
     fn layout(&self) -> &KvLayout;
     /// Sets every element.
@@ -36,12 +38,6 @@ std::thread_local! {
     static ISA: Cell<&'static str> = const { Cell::new("portable") };
 }
 
-/// Makes this thread's storages use an instruction set; whether this machine has it.
-pub(super) fn choose(isa: &'static str) -> bool {
-    ISA.set(isa);
-    CpuStorage::runs_on(isa)
-}
-
 /// The CPU storage.
 pub(super) struct Cpu(CpuStorage);
 
@@ -52,6 +48,11 @@ impl Cpu {
 }
 
 impl Harness for Cpu {
+    fn choose(isa: &'static str) -> bool {
+        ISA.set(isa);
+        CpuStorage::runs_on(isa)
+    }
+
     fn new(layout: KvLayout) -> Result<Self, String> {
         let storage = CpuStorage::new(layout).map_err(|error| error.to_string())?;
         storage.on(ISA.get()).map(Self).ok_or_else(|| "this machine has no such instruction set".to_string())

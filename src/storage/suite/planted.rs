@@ -130,6 +130,10 @@ impl<B: Bug> Planted<B> {
 }
 
 impl<B: Bug> Harness for Planted<B> {
+    fn choose(isa: &'static str) -> bool {
+        Cpu::choose(isa)
+    }
+
     fn new(layout: KvLayout) -> Result<Self, String> {
         Ok(Self { inner: Cpu::new(layout)?, attended: None, prepared: None, bug: core::marker::PhantomData })
     }

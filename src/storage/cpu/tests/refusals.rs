@@ -48,7 +48,11 @@ fn tensors_that_do_not_fit_are_refused_and_change_nothing() {
         (fits, tensor([6, 2, 8]), StorageError::Shape { tensor: "v", given: [6, 2, 8], expected: KV }),
         (fits, CpuTensor::new(&data[..143], KV), StorageError::TooShort { tensor: "v", needed: 144, given: 143 }),
         (fits.with_strides(78, 12), fits, StorageError::TooShort { tensor: "k", needed: 5 * 78 + 24, given: 400 }),
-        (fits.with_strides(usize::MAX, 12), fits, StorageError::TooShort { tensor: "k", needed: usize::MAX, given: 400 }),
+        (
+            fits.with_strides(usize::MAX, 12),
+            fits,
+            StorageError::TooShort { tensor: "k", needed: usize::MAX, given: 400 },
+        ),
     ] {
         assert_eq!(storage.write_kv((), 1, k, v), Err(error));
     }

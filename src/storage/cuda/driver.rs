@@ -1,0 +1,81 @@
+//! The CUDA driver: whether there is one, and what its errors mean.
+//!
+//! `cudarc` loads the driver at its first call and panics where there is none, even while it formats an error. So it is
+//! looked for here first, and errors are numbers.
+#![allow(unsafe_code)]
+
+use std::sync::OnceLock;
+
+use cudarc::driver::{CudaContext, DriverError, sys};
+
+use crate::storage::StorageError;
+
+/// The version of CUDA whose drivers read the kernels: PTX ISA 8.0 came with 12.0.
+const NEEDED_VERSION: u32 = 12_000;
+
+/// The compute capability that the kernels are compiled for, at least.
+const NEEDED_CAPABILITY: u32 = 80;
+
+/// That a driver can be loaded, and is recent enough.
+pub(super) fn probe() -> Result<(), StorageError> {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    let found = *FOUND.get_or_init(|| {
+        ["libcuda.so", "libcuda.so.1", "nvcuda.dll"].iter().any(|name| {
+            // SAFETY: the driver's initialisers are trusted, as by everybody who uses CUDA.
+            let library = unsafe { libloading::Library::new(*name) };
+            // It stays loaded: whoever asked is about to use it.
+            library.map(core::mem::forget).is_ok()
+        })
+    });
+    if !found {
+        return Err(StorageError::NoDriver);
+    }
+    let mut version = 0;
+    // SAFETY: a plain query that every driver has, before `cuInit` too; `version` outlives it.
+    let answer = unsafe { sys::cuDriverGetVersion(&raw mut version) };
+    answer.result().map_err(fault("cuDriverGetVersion"))?;
+    let version = u32::try_from(version).unwrap_or(0);
+    if version < NEEDED_VERSION {
+        return Err(StorageError::OldDriver { version, needed: NEEDED_VERSION });
+    }
+    Ok(())
+}
+
+/// That the context's device runs the kernels.
+pub(super) fn check_device(context: &CudaContext) -> Result<(), StorageError> {
+    let (major, minor) = context.compute_capability().map_err(fault("cuDeviceGetAttribute"))?;
+    let capability = u32::try_from(10 * major + minor).unwrap_or(0);
+    if capability < NEEDED_CAPABILITY {
+        return Err(StorageError::OldDevice { capability, needed: NEEDED_CAPABILITY });
+    }
+    Ok(())
+}
+
+/// Makes an error of the driver one of ours.
+pub(super) fn fault(call: &'static str) -> impl Fn(DriverError) -> StorageError {
+    move |DriverError(code)| {
+        use sys::CUresult as Code;
+        let number = code as u32;
+        match code {
+            Code::CUDA_ERROR_INVALID_PTX
+            | Code::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+            | Code::CUDA_ERROR_NO_BINARY_FOR_GPU
+            | Code::CUDA_ERROR_JIT_COMPILER_NOT_FOUND => StorageError::Kernels { code: number },
+            Code::CUDA_ERROR_ILLEGAL_ADDRESS
+            | Code::CUDA_ERROR_LAUNCH_FAILED
+            | Code::CUDA_ERROR_LAUNCH_TIMEOUT
+            | Code::CUDA_ERROR_ASSERT
+            | Code::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | Code::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | Code::CUDA_ERROR_MISALIGNED_ADDRESS
+            | Code::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | Code::CUDA_ERROR_INVALID_PC
+            | Code::CUDA_ERROR_ECC_UNCORRECTABLE
+            | Code::CUDA_ERROR_CONTEXT_IS_DESTROYED => StorageError::ContextLost { code: number },
+            Code::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+            | Code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+            | Code::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => StorageError::Capturing,
+            _ => StorageError::Driver { call, code: number },
+        }
+    }
+}

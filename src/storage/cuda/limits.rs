@@ -1,0 +1,60 @@
+//! What a storage is made for: its buffers have fixed sizes and addresses.
+
+use super::buffers::{fixed_words, packed_words, table_words};
+use super::masks::mask_words;
+
+/// The largest step that a [`CudaStorage`](crate::storage::CudaStorage) takes.
+///
+/// Everything that a step needs on the device lies in buffers that are allocated once, so that no call allocates and a
+/// captured graph finds its metadata where it was. [`device_bytes`](Self::device_bytes) says how much that is.
+///
+/// # Example
+/// 256 sequences of up to 32,768 tokens in blocks of 16, up to 8,192 query tokens in a step. The tables take
+/// 256 × 2,048 × 4 bytes = 2 MiB, and as much again where a step arrives; all together 4.5 MB.
+/// ```
+/// use paged_kv::storage::CudaLimits;
+///
+/// let limits = CudaLimits::new(256, 8192, 32_768 / 16);
+/// let tables = 256 * 2048 * 4;
+/// assert!((2 * tables..2 * tables + 400_000).contains(&limits.device_bytes()));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct CudaLimits {
+    /// Rows of a step.
+    pub max_rows: u32,
+    /// Query tokens of a step, all rows together.
+    pub max_tokens: u32,
+    /// Blocks of a row, up to its last query token.
+    pub max_row_blocks: u32,
+    /// Copies of a step. A step of a cache has at most one for each row.
+    pub max_copies: u32,
+    /// Words of 64 bits of a mask, per query token.
+    pub max_mask_words: u32,
+}
+
+impl CudaLimits {
+    /// At most `max_rows` sequences in a step, `max_tokens` query tokens of all of them together, and `max_row_blocks`
+    /// blocks of each: the longest context in blocks. As many copies as rows; masks for rows of up to 64 query tokens.
+    pub const fn new(max_rows: u32, max_tokens: u32, max_row_blocks: u32) -> Self {
+        Self { max_rows, max_tokens, max_row_blocks, max_copies: max_rows, max_mask_words: 1 }
+    }
+
+    /// Another number of copies: for steps that do not come from a cache.
+    #[must_use]
+    pub const fn with_copies(self, max_copies: u32) -> Self {
+        Self { max_copies, ..self }
+    }
+
+    /// Other masks: a row has at most 64 × `max_mask_words` query tokens then.
+    #[must_use]
+    pub const fn with_mask_words(self, max_mask_words: u32) -> Self {
+        Self { max_mask_words, ..self }
+    }
+
+    /// Bytes of device memory that the metadata of steps takes, beside the pool.
+    pub fn device_bytes(&self) -> u64 {
+        let words = packed_words(self).saturating_add(fixed_words(self)).saturating_add(table_words(self));
+        words.saturating_add(mask_words(self)).saturating_mul(4)
+    }
+}

@@ -1,0 +1,223 @@
+//! Memory and events of the driver, each given back when it is dropped.
+#![allow(unsafe_code)]
+
+use alloc::sync::Arc;
+use core::ffi::c_void;
+use core::fmt;
+use core::ptr::NonNull;
+
+use cudarc::driver::{CudaContext, DriverError, result, sys};
+
+use super::driver::fault;
+use super::params::Run;
+use crate::storage::StorageError;
+
+/// Device memory, zeroed when it was made.
+///
+/// Invariant: `first` is an allocation of `bytes` bytes of the context, or 0 where these are none.
+pub(super) struct DeviceMemory {
+    first: u64,
+    bytes: usize,
+    context: Arc<CudaContext>,
+}
+
+impl DeviceMemory {
+    /// `bytes` zeros; `refusal` says what to answer where there is no room. Waits until they are there.
+    pub(super) fn zeroed(context: &Arc<CudaContext>, bytes: u64, refusal: StorageError) -> Result<Self, StorageError> {
+        let bytes = usize::try_from(bytes).map_err(|_| refusal)?;
+        if bytes == 0 {
+            return Ok(Self { first: 0, bytes, context: Arc::clone(context) });
+        }
+        context.bind_to_thread().map_err(fault("cuCtxSetCurrent"))?;
+        // SAFETY: `bytes` is not zero; the context is current.
+        let first = unsafe { result::malloc_sync(bytes) }.map_err(or(refusal, "cuMemAlloc"))?;
+        let memory = Self { first, bytes, context: Arc::clone(context) };
+        // SAFETY: the allocation that was just made has so many bytes.
+        unsafe { result::memset_d8_sync(first, 0, bytes) }.map_err(fault("cuMemsetD8"))?;
+        // A memset of device memory may return before it is done, and the engine's streams need not wait for it.
+        context.synchronize().map_err(fault("cuCtxSynchronize"))?;
+        Ok(memory)
+    }
+
+    /// What `items` are, for kernels to read.
+    pub(super) fn holding(context: &Arc<CudaContext>, items: &[Run]) -> Result<Self, StorageError> {
+        let bytes = size_of_val(items) as u64;
+        let memory = Self::zeroed(context, bytes, StorageError::NoBuffers { bytes })?;
+        if bytes > 0 {
+            // SAFETY: the allocation that was just made has so many bytes, and the copy is done when this returns.
+            unsafe { result::memcpy_htod_sync(memory.first, items) }.map_err(fault("cuMemcpyHtoD"))?;
+        }
+        Ok(memory)
+    }
+
+    /// Its address; 0 where there are no bytes.
+    pub(super) const fn first(&self) -> u64 {
+        self.first
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.first != 0 {
+            bind(&self.context);
+            // SAFETY: allocated in `zeroed`, given back only here. The driver waits for the work that uses it. An error
+            // means that the context is lost, and the memory with it.
+            let _ = unsafe { result::free_sync(self.first) };
+        }
+    }
+}
+
+impl fmt::Debug for DeviceMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{} bytes at {:#x}]", self.bytes, self.first)
+    }
+}
+
+/// Host memory that the device reads by itself: 32-bit words.
+///
+/// Invariant: `first` begins `len` words that were written, of an allocation of the driver.
+pub(super) struct PinnedWords {
+    first: NonNull<u32>,
+    len: usize,
+    context: Arc<CudaContext>,
+}
+
+impl PinnedWords {
+    /// `len` zeros, of at least one.
+    pub(super) fn zeroed(context: &Arc<CudaContext>, len: usize) -> Result<Self, StorageError> {
+        let len = len.max(1);
+        let bytes = len.saturating_mul(4);
+        let refusal = StorageError::NoBuffers { bytes: bytes as u64 };
+        context.bind_to_thread().map_err(fault("cuCtxSetCurrent"))?;
+        // Not write-combined: memory of that kind is written in order or slowly.
+        // SAFETY: `bytes` is not zero; the context is current.
+        let first = unsafe { result::malloc_host(bytes, 0) }.map_err(or(refusal, "cuMemHostAlloc"))?;
+        let first = NonNull::new(first.cast::<u32>()).ok_or(refusal)?;
+        // SAFETY: the allocation has room for `len` words, and the driver aligns to more than four bytes.
+        unsafe { first.write_bytes(0, len) };
+        Ok(Self { first, len, context: Arc::clone(context) })
+    }
+
+    /// The words. The device must be done with what it was told to read from them: the caller has waited for it.
+    pub(super) const fn words(&mut self) -> &mut [u32] {
+        // SAFETY: `len` words by the invariant, borrowed as `self` is. The device only reads them.
+        unsafe { core::slice::from_raw_parts_mut(self.first.as_ptr(), self.len) }
+    }
+
+    /// Tells the device to copy the first `len` words to `to`, once everything before it on the stream is done.
+    ///
+    /// # Safety
+    /// `to` has room for them until the copy is done; the stream is one of the context, which is current.
+    pub(super) unsafe fn send(&self, len: usize, to: u64, stream: sys::CUstream) -> Result<(), DriverError> {
+        debug_assert!(len <= self.len, "the words are there");
+        // SAFETY: so many words by the invariant.
+        let words = unsafe { core::slice::from_raw_parts(self.first.as_ptr(), len.min(self.len)) };
+        // SAFETY: room at `to`, and the stream, by the contract. The words stay until `self` is dropped, which waits.
+        unsafe { result::memcpy_htod_async(to, words, stream) }
+    }
+}
+
+impl Drop for PinnedWords {
+    fn drop(&mut self) {
+        bind(&self.context);
+        // SAFETY: allocated in `zeroed`, given back only here; the driver waits for copies from it.
+        let _ = unsafe { result::free_host(self.first.as_ptr().cast::<c_void>()) };
+    }
+}
+
+// SAFETY: it owns its memory alone, as a `Box<[u32]>` does, and gives it out by its own borrows.
+unsafe impl Send for PinnedWords {}
+// SAFETY: as above; what a shared borrow can do, `send`, reads.
+unsafe impl Sync for PinnedWords {}
+
+impl fmt::Debug for PinnedWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{} words]", self.len)
+    }
+}
+
+/// A point in the work of a stream.
+///
+/// Invariant: `event` is an event of the context.
+pub(super) struct Event {
+    event: sys::CUevent,
+    context: Arc<CudaContext>,
+}
+
+impl Event {
+    pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, StorageError> {
+        context.bind_to_thread().map_err(fault("cuCtxSetCurrent"))?;
+        let event =
+            result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(fault("cuEventCreate"))?;
+        Ok(Self { event, context: Arc::clone(context) })
+    }
+
+    /// Marks what the stream was told so far.
+    ///
+    /// # Safety
+    /// The stream is one of the event's context.
+    pub(super) unsafe fn record(&self, stream: sys::CUstream) -> Result<(), DriverError> {
+        // SAFETY: the event by the invariant, the stream by the contract.
+        unsafe { result::event::record(self.event, stream) }
+    }
+
+    /// Makes a stream wait until what was marked is done.
+    ///
+    /// # Safety
+    /// The stream is one of the event's context.
+    pub(super) unsafe fn hold(&self, stream: sys::CUstream) -> Result<(), DriverError> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: the event by the invariant, the stream by the contract.
+        unsafe { result::stream::wait_event(stream, self.event, flags) }
+    }
+
+    /// Waits until what was marked is done; does not where nothing was.
+    pub(super) fn wait(&self) -> Result<(), StorageError> {
+        // SAFETY: the event by the invariant.
+        unsafe { result::event::synchronize(self.event) }.map_err(fault("cuEventSynchronize"))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        bind(&self.context);
+        // SAFETY: created in `new`, destroyed only here; the driver keeps what a stream still waits for.
+        let _ = unsafe { result::event::destroy(self.event) };
+    }
+}
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Event")
+    }
+}
+
+/// Makes the context current, to give back what is of it. `cudarc` first reports what went wrong in somebody's clean-up
+/// before, once, and binds when it is asked again.
+fn bind(context: &CudaContext) {
+    if context.bind_to_thread().is_err() {
+        let _ = context.bind_to_thread();
+    }
+}
+
+/// Makes a word of device memory zero, once everything before it on the stream is done.
+///
+/// # Safety
+/// There is such a word until it is done; the stream is one of the current context.
+pub(super) unsafe fn clear_word(stream: sys::CUstream, word: u64) -> Result<(), StorageError> {
+    // SAFETY: by the contract.
+    unsafe { result::memset_d8_async(word, 0, 4, stream) }.map_err(fault("cuMemsetD8Async"))
+}
+
+/// The refusal where the driver says that there is no memory, else what it says.
+fn or(refusal: StorageError, call: &'static str) -> impl Fn(DriverError) -> StorageError {
+    move |error| match error {
+        DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY) => refusal,
+        other => fault(call)(other),
+    }
+}
