@@ -7,49 +7,13 @@
 // Grid: any number of CTAs of 128 threads. No shared memory. A copy from or to what is no block is left out. No block
 // is the target of two copies, or of one and the source of another: copies have no order.
 #include "common.cuh"
+#include "copy.cuh"
 #include "memory.cuh"
 #include "params.cuh"
 
 // Pieces in all for every CTA, so that pieces of different size even out.
 #define PIECES_PER_CTA 4
 #define LEAST_PIECE_BYTES 2048
-// Loads of a thread that are on their way together.
-#define IN_FLIGHT 4
-
-// Copies `units` units with all threads of the CTA.
-template <typename Unit>
-PK_DEV void copy_units(const pk_u8 *from, pk_u8 *to, pk_i64 units) {
-    const Unit *source = (const Unit *)from;
-    Unit *target = (Unit *)to;
-    const int stride = blockDim.x;
-    pk_i64 at = threadIdx.x;
-    for (; at + (IN_FLIGHT - 1) * stride < units; at += IN_FLIGHT * stride) {
-        Unit held[IN_FLIGHT];
-#pragma unroll
-        for (int i = 0; i < IN_FLIGHT; i++) {
-            held[i] = source[at + i * stride];
-        }
-#pragma unroll
-        for (int i = 0; i < IN_FLIGHT; i++) {
-            target[at + i * stride] = held[i];
-        }
-    }
-    for (; at < units; at += stride) {
-        target[at] = source[at];
-    }
-}
-
-// With the widest accesses that both addresses and the length allow.
-PK_DEV void copy_bytes(const pk_u8 *from, pk_u8 *to, pk_i64 bytes) {
-    const pk_u64 all = pk_address(from) | pk_address(to) | (pk_u64)bytes;
-    if ((all & 15) == 0) {
-        copy_units<pk_bytes16>(from, to, bytes / 16);
-    } else if ((all & 3) == 0) {
-        copy_units<pk_u32>(from, to, bytes / 4);
-    } else {
-        copy_units<pk_u8>(from, to, bytes);
-    }
-}
 
 // Piece `piece` of `pieces` of a run of `bytes`: multiples of 16 bytes, but for the last.
 PK_DEV void copy_piece(const pk_run &run, const pk_copy &copy, pk_i64 piece, pk_i64 pieces) {
@@ -62,7 +26,7 @@ PK_DEV void copy_piece(const pk_run &run, const pk_copy &copy, pk_i64 piece, pk_
     const pk_i64 left = run.bytes - begin;
     const pk_u8 *from = run.base + copy.src * run.block_bytes + begin;
     pk_u8 *to = run.base + copy.dst * run.block_bytes + begin;
-    copy_bytes(from, to, left < piece_bytes ? left : piece_bytes);
+    pk_copy_bytes(from, to, left < piece_bytes ? left : piece_bytes);
 }
 
 extern "C" __global__ void __launch_bounds__(128) pk_copy_blocks(const __grid_constant__ pk_copy_params p) {

@@ -90,6 +90,24 @@ struct pk_copy_params {
     int num_runs, num_blocks;
 };
 
+// A run of a block, and where it lies in the block's record.
+struct pk_piece {
+    unsigned char *base;    // of block 0
+    long long block_bytes;  // from block to block
+    long long bytes;
+    long long at;           // bytes from the record's first
+};
+
+// pk_gather_blocks, pk_scatter_blocks: `count` blocks to or from as many records. Grid: any number of CTAs of 128 threads.
+struct pk_records_params {
+    const pk_piece *pieces;  // [num_pieces]
+    const int *blocks;       // [count]
+    unsigned char *records;  // [count, record_bytes]
+    long long record_bytes;
+    int num_pieces, count, num_blocks;
+    int unused;
+};
+
 // What a model asks for beside the softmax of scaled scores; see `AttendParams`.
 struct pk_variant {
     float scale;
@@ -116,4 +134,5 @@ struct pk_attend_params {
 static_assert(sizeof(pk_plane) == 32 && sizeof(pk_tensor) == 32 && sizeof(pk_step) == 56, "see params.rs");
 static_assert(sizeof(pk_prepare_params) == 64 && sizeof(pk_write_params) == 272, "see params.rs");
 static_assert(sizeof(pk_run) == 24 && sizeof(pk_copy_params) == 72, "see params.rs");
+static_assert(sizeof(pk_piece) == 32 && sizeof(pk_records_params) == 48, "see params.rs");
 static_assert(sizeof(pk_variant) == 2080 && sizeof(pk_attend_params) == 2360, "see params.rs");

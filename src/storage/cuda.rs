@@ -12,6 +12,8 @@ mod masks;
 mod memory;
 mod params;
 mod pool;
+mod records;
+mod slab;
 mod stream;
 mod tensor;
 #[cfg(test)]
@@ -29,6 +31,7 @@ use masks::Masks;
 use memory::DeviceMemory;
 use params::MAX_PER_HEAD;
 use pool::{Layer, Pool, int};
+use records::Pieces;
 use stream::{Order, Turn};
 
 use super::check::{self, Check};
@@ -38,6 +41,7 @@ use crate::layout::{KvLayout, LayerLayout};
 use crate::step::Step;
 
 pub use limits::CudaLimits;
+pub use records::CudaRecords;
 pub use stream::CudaExec;
 pub use tensor::{CudaTensor, CudaTensorMut};
 
@@ -116,6 +120,7 @@ pub struct CudaStorage {
     /// On the device: what a block is made of.
     runs: DeviceMemory,
     num_runs: i32,
+    pieces: Pieces,
     kernels: Kernels,
     buffers: Buffers,
     masks: Mutex<Masks>,
@@ -198,6 +203,7 @@ impl CudaStorage {
         let runs = pool.runs(&layout, &layers, RUN_BYTES);
         let num_runs = int("pieces of a block", runs.len())?;
         let runs = DeviceMemory::holding(context, &runs)?;
+        let pieces = Pieces::new(context, &layout, &layers, RUN_BYTES)?;
         Ok(Self {
             kernels: Kernels::load(context, layout.dtype())?,
             buffers: Buffers::new(context, limits)?,
@@ -209,6 +215,7 @@ impl CudaStorage {
             pool,
             runs,
             num_runs,
+            pieces,
             check: Check::default(),
             prepared: None,
             context: Arc::clone(context),

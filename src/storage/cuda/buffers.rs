@@ -1,7 +1,7 @@
 //! The metadata of a step in device memory: fixed addresses, filled by one copy and one small kernel.
 //!
 //! A step is written, packed, to a slab of pinned memory. One copy takes it to the device, where `pk_prepare` puts its
-//! parts where kernels look for them. There are several slabs, each with an event behind its copy: the host waits only
+//! parts where kernels look for them. There are several slabs, each of which knows when its copy is done: the host waits only
 //! when it is that many steps ahead of the device.
 #![allow(unsafe_code)]
 
@@ -9,11 +9,11 @@ use alloc::sync::Arc;
 
 use cudarc::driver::CudaContext;
 
-use super::driver::fault;
 use super::kernels::{Grid, Kernels};
 use super::limits::CudaLimits;
-use super::memory::{DeviceMemory, Event, PinnedWords};
+use super::memory::DeviceMemory;
 use super::params;
+use super::slab::Slab;
 use super::stream::Turn;
 use crate::id::{ix, len32};
 use crate::step::{GroupStep, Step, StepRow};
@@ -36,13 +36,6 @@ const COPY: usize = 2;
 
 /// Words of an edit of a table: the table, from where, how many, and where its entries begin.
 const EDIT: usize = 4;
-
-/// A packed step, and when the device has it.
-#[derive(Debug)]
-struct Slab {
-    words: PinnedWords,
-    sent: Event,
-}
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -79,11 +72,8 @@ impl Buffers {
             tables: tables.first(),
             table_len: i64::from(limits.max_row_blocks),
         };
-        let slab = || -> Result<Slab, StorageError> {
-            let words = usize::try_from(words).map_err(|_| StorageError::NoBuffers { bytes: u64::MAX })?;
-            Ok(Slab { words: PinnedWords::zeroed(context, words)?, sent: Event::new(context)? })
-        };
-        Ok(Self { limits, slabs: [slab()?, slab()?], next: 0, packed, _fixed: fixed, _tables: tables, addresses })
+        let slabs = [Slab::new(context, words)?, Slab::new(context, words)?];
+        Ok(Self { limits, slabs, next: 0, packed, _fixed: fixed, _tables: tables, addresses })
     }
 
     /// Where kernels find the step.
@@ -117,20 +107,9 @@ impl Buffers {
         tables: &GroupStep,
     ) -> Result<(), StorageError> {
         let slab = &mut self.slabs[self.next];
-        // What it held before is on the device then, and nobody reads it.
-        #[cfg(test)]
-        let awaited = !crate::planted::is(crate::planted::Bug::SlabNotAwaited);
-        #[cfg(not(test))]
-        let awaited = true;
-        if awaited {
-            slab.sent.wait()?;
-        }
-        let len = pack(slab.words.words(), step, tables);
-        // SAFETY: `packed` has room for the largest step that `check` lets pass, as the slab has, whose words `pack` has
-        // written; the stream is one of the context by the invariant of `Turn`.
-        unsafe { slab.words.send(len, self.packed.first(), turn.stream()) }.map_err(fault("cuMemcpyHtoDAsync"))?;
-        // SAFETY: the stream, as above.
-        unsafe { slab.sent.record(turn.stream()) }.map_err(fault("cuEventRecord"))?;
+        let len = pack(slab.words()?, step, tables);
+        // SAFETY: `packed` has room for the largest step that `check` lets pass, as the slab has.
+        unsafe { slab.send(turn, len, self.packed.first()) }?;
         self.next = (self.next + 1) % SLABS;
         let params = params::Prepare { step: self.addresses, packed: self.packed.first() };
         let ctas = (step.num_tokens().div_ceil(1024)).max(len32(step.rows().len())).max(1);

@@ -55,11 +55,14 @@ pub(super) struct Kernels {
     pub(super) copy_blocks: Kernel<params::Copy>,
     pub(super) write_kv: Kernel<params::Write>,
     pub(super) attend_naive: Kernel<params::Attend>,
+    pub(super) gather_blocks: Kernel<params::Records>,
+    pub(super) scatter_blocks: Kernel<params::Records>,
 }
 
 const PREPARE: &str = include_str!("../../../kernels/ptx/prepare.ptx");
 const COPY_BLOCKS: &str = include_str!("../../../kernels/ptx/copy_blocks.ptx");
 const WRITE_KV: &str = include_str!("../../../kernels/ptx/write_kv.ptx");
+const RECORDS: &str = include_str!("../../../kernels/ptx/records.ptx");
 const ATTEND_NAIVE: &str = include_str!("../../../kernels/ptx/attend_naive.ptx");
 
 impl Kernels {
@@ -77,6 +80,8 @@ impl Kernels {
             copy_blocks: load(context, COPY_BLOCKS, "pk_copy_blocks")?,
             write_kv: load(context, WRITE_KV, write_kv)?,
             attend_naive: load(context, ATTEND_NAIVE, attend_naive)?,
+            gather_blocks: load(context, RECORDS, "pk_gather_blocks")?,
+            scatter_blocks: load(context, RECORDS, "pk_scatter_blocks")?,
         })
     }
 }

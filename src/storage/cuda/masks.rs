@@ -9,9 +9,9 @@ use alloc::vec::Vec;
 
 use cudarc::driver::CudaContext;
 
-use super::driver::fault;
 use super::limits::CudaLimits;
-use super::memory::{DeviceMemory, Event, PinnedWords};
+use super::memory::DeviceMemory;
+use super::slab::Slab;
 use super::stream::Turn;
 use crate::storage::{QueryMask, StorageError};
 
@@ -26,8 +26,7 @@ pub(super) struct Masks {
     max_words_per_token: u32,
     /// What the device has, or will have when the stream is there.
     current: Vec<u64>,
-    slab: PinnedWords,
-    sent: Event,
+    slab: Slab,
     device: DeviceMemory,
 }
 
@@ -40,8 +39,8 @@ impl Masks {
         let len = usize::try_from(words).map_err(|_| refusal)?;
         let mut current = Vec::new();
         current.try_reserve_exact(len / 2).map_err(|_| refusal)?;
-        let (slab, sent) = (PinnedWords::zeroed(context, len)?, Event::new(context)?);
-        Ok(Self { max_words_per_token: limits.max_mask_words, current, slab, sent, device })
+        let slab = Slab::new(context, words)?;
+        Ok(Self { max_words_per_token: limits.max_mask_words, current, slab, device })
     }
 
     /// Where the device has this mask, `[tokens, words_per_token]` as was checked, or will have it when the stream is
@@ -61,20 +60,15 @@ impl Masks {
         if turn.is_capturing()? {
             return Err(StorageError::Capturing);
         }
-        self.sent.wait()?;
-        for (to, word) in self.slab.words().chunks_exact_mut(2).zip(mask.words) {
+        for (to, word) in self.slab.words()?.chunks_exact_mut(2).zip(mask.words) {
             let bytes = word.to_le_bytes();
             let half = |at| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
             to.copy_from_slice(&[half(0), half(4)]);
         }
         // What the device has is unknown until the copy is enqueued.
         self.current.clear();
-        // SAFETY: `device` is as long as the slab, which has room for the words of as many tokens as a step may have; the
-        // stream is one of the context by the invariant of `Turn`.
-        unsafe { self.slab.send(mask.words.len() * 2, self.device.first(), turn.stream()) }
-            .map_err(fault("cuMemcpyHtoDAsync"))?;
-        // SAFETY: the stream, as above.
-        unsafe { self.sent.record(turn.stream()) }.map_err(fault("cuEventRecord"))?;
+        // SAFETY: `device` is as long as the slab, which has room for the words of as many tokens as a step may have.
+        unsafe { self.slab.send(turn, mask.words.len() * 2, self.device.first()) }?;
         self.current.extend_from_slice(mask.words);
         Ok(self.device.first())
     }

@@ -9,7 +9,7 @@ use core::ptr::NonNull;
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use super::driver::fault;
-use super::params::Run;
+use super::params::PlainData;
 use crate::storage::StorageError;
 
 /// Device memory, zeroed when it was made.
@@ -40,7 +40,7 @@ impl DeviceMemory {
     }
 
     /// What `items` are, for kernels to read.
-    pub(super) fn holding(context: &Arc<CudaContext>, items: &[Run]) -> Result<Self, StorageError> {
+    pub(super) fn holding<T: PlainData>(context: &Arc<CudaContext>, items: &[T]) -> Result<Self, StorageError> {
         let bytes = size_of_val(items) as u64;
         let memory = Self::zeroed(context, bytes, StorageError::NoBuffers { bytes })?;
         if bytes > 0 {
@@ -98,6 +98,11 @@ impl PinnedWords {
         Ok(Self { first, len, context: Arc::clone(context) })
     }
 
+    /// The address of the first, for the host and for the device.
+    pub(super) fn first(&self) -> u64 {
+        self.first.as_ptr().expose_provenance() as u64
+    }
+
     /// The words. The device must be done with what it was told to read from them: the caller has waited for it.
     pub(super) const fn words(&mut self) -> &mut [u32] {
         // SAFETY: `len` words by the invariant, borrowed as `self` is. The device only reads them.
@@ -112,7 +117,7 @@ impl PinnedWords {
         debug_assert!(len <= self.len, "the words are there");
         // SAFETY: so many words by the invariant.
         let words = unsafe { core::slice::from_raw_parts(self.first.as_ptr(), len.min(self.len)) };
-        // SAFETY: room at `to`, and the stream, by the contract. The words stay until `self` is dropped, which waits.
+        // SAFETY: room at `to`, and the stream, by the contract. The words stay until `self` is dropped, for which [`Slab`](super::slab::Slab) waits.
         unsafe { result::memcpy_htod_async(to, words, stream) }
     }
 }
@@ -120,7 +125,7 @@ impl PinnedWords {
 impl Drop for PinnedWords {
     fn drop(&mut self) {
         bind(&self.context);
-        // SAFETY: allocated in `zeroed`, given back only here; the driver waits for copies from it.
+        // SAFETY: allocated in `zeroed`, given back only here; whoever holds it has waited for the device.
         let _ = unsafe { result::free_host(self.first.as_ptr().cast::<c_void>()) };
     }
 }
@@ -176,6 +181,16 @@ impl Event {
         // SAFETY: the event by the invariant.
         unsafe { result::event::synchronize(self.event) }.map_err(fault("cuEventSynchronize"))
     }
+
+    /// Whether what was marked is done, or nothing was.
+    pub(super) fn is_done(&self) -> Result<bool, StorageError> {
+        // SAFETY: the event by the invariant.
+        match unsafe { result::event::query(self.event) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(error) => Err(fault("cuEventQuery")(error)),
+        }
+    }
 }
 
 impl Drop for Event {
@@ -199,7 +214,7 @@ impl fmt::Debug for Event {
 
 /// Makes the context current, to give back what is of it. `cudarc` first reports what went wrong in somebody's clean-up
 /// before, once, and binds when it is asked again.
-fn bind(context: &CudaContext) {
+pub(super) fn bind(context: &CudaContext) {
     if context.bind_to_thread().is_err() {
         let _ = context.bind_to_thread();
     }

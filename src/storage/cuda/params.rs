@@ -87,6 +87,30 @@ pub(super) struct Copy {
     pub(super) num_blocks: i32,
 }
 
+/// A run of a block, and where it lies in the block's record.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Piece {
+    pub(super) base: u64,
+    pub(super) block_bytes: i64,
+    pub(super) bytes: i64,
+    pub(super) at: i64,
+}
+
+/// Of `pk_gather_blocks` and `pk_scatter_blocks`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Records {
+    pub(super) pieces: u64,
+    pub(super) blocks: u64,
+    pub(super) records: u64,
+    pub(super) record_bytes: i64,
+    pub(super) num_pieces: i32,
+    pub(super) count: i32,
+    pub(super) num_blocks: i32,
+    pub(super) unused: i32,
+}
+
 /// What a model asks for beside the softmax of scaled scores.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -130,10 +154,18 @@ impl Params for Prepare {}
 impl Params for Write {}
 impl Params for Copy {}
 impl Params for Attend {}
+impl Params for Records {}
+
+/// What kernels read an array of.
+pub(super) trait PlainData: core::marker::Copy {}
+
+impl PlainData for Run {}
+impl PlainData for Piece {}
 
 // As `params.cuh` asserts.
 const _: () = assert!(size_of::<Plane>() == 32 && size_of::<Tensor>() == 32 && size_of::<Step>() == 56);
 const _: () = assert!(size_of::<Prepare>() == 64 && size_of::<Write>() == 272 && size_of::<Run>() == 24);
+const _: () = assert!(size_of::<Piece>() == 32 && size_of::<Records>() == 48);
 const _: () = assert!(size_of::<Copy>() == 72 && size_of::<Variant>() == 2080 && size_of::<Attend>() == 2360);
 
 /// The number of an element type.

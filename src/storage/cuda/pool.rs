@@ -22,6 +22,14 @@ pub(super) struct Layer {
     pub(super) scales: [Plane; 2],
 }
 
+impl Layer {
+    /// All planes in the order of records; each with its strides and its elements per head and token.
+    pub(super) fn planes(&self) -> impl Iterator<Item = (Plane, Strides, usize)> {
+        let planes = [self.k, self.v, self.scales[0], self.scales[1]];
+        planes.into_iter().zip(self.geometry.planes()).map(|(plane, (strides, dim))| (plane, strides, dim))
+    }
+}
+
 /// The allocations of a layout.
 #[derive(Debug)]
 pub(super) struct Pool {

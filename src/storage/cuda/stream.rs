@@ -100,6 +100,15 @@ impl Order {
 
     /// Waits for the work of the last call where it was on another stream, and makes the context current.
     pub(super) fn enter(&self, exec: CudaExec<'_>) -> Result<Turn<'_>, StorageError> {
+        self.take_turn(exec, false)
+    }
+
+    /// The same for work that calls after it do not wait for.
+    pub(super) fn enter_beside(&self, exec: CudaExec<'_>) -> Result<Turn<'_>, StorageError> {
+        self.take_turn(exec, true)
+    }
+
+    fn take_turn(&self, exec: CudaExec<'_>, beside: bool) -> Result<Turn<'_>, StorageError> {
         if matches!(exec.stream, Stream::Shared(stream) if stream.context() != &self.context) {
             return Err(StorageError::OtherContext);
         }
@@ -116,7 +125,7 @@ impl Order {
             // SAFETY: a stream of the context, as was checked or by the contract of `from_raw`.
             unsafe { self.event.hold(stream) }.map_err(fault("cuStreamWaitEvent"))?;
         }
-        if last.handle() != Some(stream) {
+        if !beside && last.handle() != Some(stream) {
             *last = match exec.stream {
                 Stream::Shared(stream) => Last::Shared(Arc::clone(stream)),
                 Stream::Raw(handle, _) => Last::Raw(handle),

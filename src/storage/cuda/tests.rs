@@ -5,6 +5,7 @@
 
 mod graphs;
 mod planted;
+mod records;
 mod refusals;
 mod rig;
 mod streams;
