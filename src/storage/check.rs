@@ -17,16 +17,17 @@ pub(super) struct Check {
 
 impl Check {
     /// The tables of the group, if the step fits the layout: blocks that exist, tables and slots for all rows, and copies
-    /// whose order does not matter.
+    /// whose order does not matter. Tables may be of changes where the storage `keeps` them.
     pub(super) fn step<'a>(
         &mut self,
         layout: &KvLayout,
         group: GroupId,
         step: &'a Step,
         padded_rows: u32,
+        keeps: bool,
     ) -> Result<&'a GroupStep, StorageError> {
         let tables = step.group(group).ok_or(StorageError::NoSuchGroup { group })?;
-        if tables.changes_only {
+        if tables.changes_only && !keeps {
             return Err(StorageError::OnlyChanges);
         }
         if tables.block_size() != layout.block_size() {
@@ -43,14 +44,14 @@ impl Check {
         tables.scratch().map_or(Ok(()), exists)?;
         let mut tokens = 0;
         for (row, index) in step.rows().iter().zip(0..) {
-            let table = tables.table(index);
+            let blocks = if tables.changes_only { tables.changed(index) } else { tables.table(index) };
             let end = row.start.checked_add(row.len);
-            let covered = end.is_some_and(|end| ix(end.div_ceil(layout.block_size())) <= table.len());
+            let covered = end.is_some_and(|end| end.div_ceil(layout.block_size()) <= tables.table_len(index));
             if !covered || row.first_token != tokens {
                 return Err(StorageError::Inconsistent { row: index });
             }
             tokens += row.len;
-            table.iter().copied().try_for_each(exists)?;
+            blocks.iter().copied().try_for_each(exists)?;
         }
         if tables.slots().len() != ix(tokens) {
             return Err(StorageError::Inconsistent { row: rows });

@@ -65,6 +65,14 @@ const COPY_CTAS: u32 = 1024;
 /// [`prepare`](KvStorage::prepare) where it is two steps ahead of the device. Calls of one storage run in the order in which they
 /// are made, whatever their streams.
 ///
+/// # Steps of changes
+/// Steps with [whole tables](Step::new) send the tables of all rows. Those [of changes](Step::of_changes) send what is new: the
+/// storage keeps a table for each of [`max_sequences`](CudaLimits::max_sequences) sequences, and a step of a decode loop costs
+/// the same for any length of context, on the host, on the bus and on the device. Then every step that the cache plans or
+/// views is to be prepared here. What is noticed is refused: changes to a table that the storage does not have as long as
+/// they say it is ([`StorageError::UnknownTable`]). A step with whole tables takes the place of the first tables that were
+/// kept.
+///
 /// # CUDA graphs
 /// [`copy_blocks`](KvStorage::copy_blocks), [`write_kv`](KvStorage::write_kv) and [`attend`](KvStorage::attend) can be captured;
 /// [`prepare`](KvStorage::prepare) stays outside, before each replay, on the stream of the replay. All that varies from step to
@@ -310,7 +318,7 @@ impl KvStorage for CudaStorage {
     }
 
     fn prepare(&mut self, exec: CudaExec<'_>, step: &Step, padded_rows: u32) -> Result<(), StorageError> {
-        let tables = self.check.step(&self.layout, self.group, step, padded_rows)?;
+        let tables = self.check.step(&self.layout, self.group, step, padded_rows, true)?;
         self.buffers.check(step, tables)?;
         let turn = self.order.enter(exec)?;
         if turn.is_capturing()? {

@@ -210,6 +210,16 @@ errors! {
         } => "{tensor} was borrowed for another stream than that of the call",
         /// What cannot be part of a CUDA graph was called while the stream was being captured.
         Capturing => "the stream is being captured, and this call cannot be part of a graph",
+        /// A step of changes changes a table that the storage does not have, or not up to there: a step before it was not
+        /// prepared, failed, or had whole tables, which take the place of kept ones.
+        UnknownTable {
+            /// The row.
+            row: usize,
+            /// Blocks that the step says are unchanged.
+            unchanged: u32,
+            /// Those that the storage has of the sequence.
+            kept: u32,
+        } => "row {row} builds on {unchanged} blocks of its table, and {kept} are kept",
         /// More than the storage was made for.
         Limit {
             /// Of what, and of which limit.

@@ -87,7 +87,7 @@ impl Prepared {
         step: &Step,
         padded_rows: u32,
     ) -> Result<(), StorageError> {
-        let tables = self.check.step(layout, group, step, padded_rows)?;
+        let tables = self.check.step(layout, group, step, padded_rows, false)?;
         self.copies.clear();
         self.copies.extend_from_slice(tables.copies());
         self.slots.clear();

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 use cudarc::driver::CudaContext;
 
@@ -15,7 +16,7 @@ use super::memory::DeviceMemory;
 use super::params;
 use super::slab::Slab;
 use super::stream::Turn;
-use crate::id::{ix, len32};
+use crate::id::{BlockId, SeqId, ix, len32};
 use crate::step::{GroupStep, Step, StepRow};
 use crate::storage::StorageError;
 
@@ -48,6 +49,8 @@ pub(super) struct Buffers {
     _fixed: DeviceMemory,
     _tables: DeviceMemory,
     addresses: params::Step,
+    /// Whose the tables are that are kept, and how many blocks of them.
+    kept: Vec<Option<(SeqId, u32)>>,
 }
 
 impl Buffers {
@@ -73,7 +76,11 @@ impl Buffers {
             table_len: i64::from(limits.max_row_blocks),
         };
         let slabs = [Slab::new(context, words)?, Slab::new(context, words)?];
-        Ok(Self { limits, slabs, next: 0, packed, _fixed: fixed, _tables: tables, addresses })
+        let mut kept = Vec::new();
+        let tables_kept = ix(limits.max_sequences);
+        kept.try_reserve_exact(tables_kept).map_err(|_| StorageError::NoBuffers { bytes: tables_kept as u64 })?;
+        kept.resize(tables_kept, None);
+        Ok(Self { kept, limits, slabs, next: 0, packed, _fixed: fixed, _tables: tables, addresses })
     }
 
     /// Where kernels find the step.
@@ -84,18 +91,48 @@ impl Buffers {
     /// That a step, already [checked](crate::storage::check), fits the buffers.
     pub(super) fn check(&self, step: &Step, tables: &GroupStep) -> Result<(), StorageError> {
         let limits = &self.limits;
-        let blocks = step.rows().iter().map(|row| row.seq_len().div_ceil(tables.block_size())).max().unwrap_or(0);
+        let end = |(index, row)| {
+            let (from, blocks) = news(row, tables, index);
+            from.saturating_add(len32(blocks.len()))
+        };
+        let blocks = step.rows().iter().enumerate().map(end).max().unwrap_or(0);
+        let sequences = step.rows().iter().map(|row| row.seq.index().saturating_add(1)).max().unwrap_or(0);
+        let sequences = if tables.changes_only { sequences } else { 0 };
         for (what, given, max) in [
             ("rows in the step", len32(step.rows().len()), limits.max_rows),
             ("query tokens in the step", step.num_tokens(), limits.max_tokens),
             ("copies in the step", len32(tables.copies().len()), limits.max_copies),
             ("blocks in a row", blocks, limits.max_row_blocks),
+            ("sequences in the cache", sequences, limits.max_sequences),
         ] {
             if given > max {
                 return Err(StorageError::Limit { what, given: u64::from(given), max: u64::from(max) });
             }
         }
+        if !tables.changes_only {
+            return Ok(());
+        }
+        for (index, row) in step.rows().iter().enumerate() {
+            let unchanged = tables.unchanged(index);
+            let kept = self.kept[ix(row.seq.index())].filter(|(seq, _)| *seq == row.seq).map_or(0, |(_, kept)| kept);
+            // A sequence may be in a view several times: its first row brings what the others build on.
+            let brought = || step.rows()[..index].iter().position(|before| before.seq == row.seq);
+            if unchanged > kept && brought().is_none_or(|first| unchanged > tables.table_len(first)) {
+                return Err(StorageError::UnknownTable { row: index, unchanged, kept });
+            }
+        }
         Ok(())
+    }
+
+    /// Forgets the tables that the step writes to, and, once they are `written`, knows them.
+    fn keep(&mut self, step: &Step, tables: &GroupStep, written: bool) {
+        for (index, row) in step.rows().iter().enumerate() {
+            if tables.changes_only {
+                self.kept[ix(row.seq.index())] = written.then(|| (row.seq, tables.table_len(index)));
+            } else if let Some(kept) = self.kept.get_mut(index) {
+                *kept = None;
+            }
+        }
     }
 
     /// Sends a step that was checked. Where that fails, the device may have any part of it.
@@ -106,6 +143,7 @@ impl Buffers {
         step: &Step,
         tables: &GroupStep,
     ) -> Result<(), StorageError> {
+        self.keep(step, tables, false);
         let slab = &mut self.slabs[self.next];
         let len = pack(slab.words()?, step, tables);
         // SAFETY: `packed` has room for the largest step that `check` lets pass, as the slab has.
@@ -116,7 +154,9 @@ impl Buffers {
         let grid = Grid { ctas, threads: 128, shared_bytes: 0 };
         // SAFETY: the kernel reads what is packed and writes rows, tokens, copies and entries of tables, of which there
         // are no more than `check` lets pass, and for which `new` has allocated.
-        unsafe { kernels.prepare.launch(turn, grid, &params) }
+        unsafe { kernels.prepare.launch(turn, grid, &params) }?;
+        self.keep(step, tables, true);
+        Ok(())
     }
 }
 
@@ -127,28 +167,29 @@ pub(super) fn fixed_words(limits: &CudaLimits) -> u64 {
     COUNTS as u64 + rows * ROW as u64 + tokens * TOKEN as u64 + copies * COPY as u64
 }
 
-/// Words of the tables.
+/// Words of the tables: one for each row or sequence.
 pub(super) fn table_words(limits: &CudaLimits) -> u64 {
-    u64::from(limits.max_rows) * u64::from(limits.max_row_blocks)
+    u64::from(limits.max_rows.max(limits.max_sequences)) * u64::from(limits.max_row_blocks)
 }
 
 /// Words of the largest packed step, saturating.
 pub(super) fn packed_words(limits: &CudaLimits) -> u64 {
     let edits = u64::from(limits.max_rows) * EDIT as u64;
-    fixed_words(limits).saturating_add(edits).saturating_add(table_words(limits))
+    let entries = u64::from(limits.max_rows) * u64::from(limits.max_row_blocks);
+    fixed_words(limits).saturating_add(edits).saturating_add(entries)
 }
 
 /// Writes a step: counts, rows, the rows of tokens, slots, copies, edits, entries. Returns the words written, of which
 /// there are no more than [`packed_words`].
 ///
-/// Every row takes the table of its own number, whole.
+/// A row of whole tables takes the table of its own number, one of changes that of its sequence.
 fn pack(words: &mut [u32], step: &Step, tables: &GroupStep) -> usize {
     let mut to = Writer { words, len: 0 };
     let rows = len32(step.rows().len());
-    let blocks = |row: &StepRow| row.seq_len().div_ceil(tables.block_size());
+    let table_of = |row: &StepRow, index| if tables.changes_only { row.seq.index() } else { index };
     to.put([rows, step.num_tokens(), len32(tables.copies().len()), rows]);
     for (row, index) in step.rows().iter().zip(0..) {
-        to.put([row.start, row.len, row.first_token, index]);
+        to.put([row.start, row.len, row.first_token, table_of(row, index)]);
     }
     for (row, index) in step.rows().iter().zip(0..) {
         to.fill(row.len, index);
@@ -159,13 +200,22 @@ fn pack(words: &mut [u32], step: &Step, tables: &GroupStep) -> usize {
     }
     let mut first = 0;
     for (row, index) in step.rows().iter().zip(0..) {
-        to.put([index, 0, blocks(row), first]);
-        first += blocks(row);
+        let (from, blocks) = news(row, tables, ix(index));
+        to.put([table_of(row, index), from, len32(blocks.len()), first]);
+        first += len32(blocks.len());
     }
     for (row, index) in step.rows().iter().zip(0..) {
-        to.extend(tables.table(index)[..ix(blocks(row))].iter().map(|block| block.get()));
+        to.extend(news(row, tables, index).1.iter().map(|block| block.get()));
     }
     to.len
+}
+
+/// What a row's table gets, and from where on. Of whole tables that is what the row's tokens need.
+fn news<'a>(row: &StepRow, tables: &'a GroupStep, index: usize) -> (u32, &'a [BlockId]) {
+    if tables.changes_only {
+        return (tables.unchanged(index), tables.changed(index));
+    }
+    (0, &tables.table(index)[..ix(row.seq_len().div_ceil(tables.block_size()))])
 }
 
 /// Writes words one after the other.

@@ -27,6 +27,8 @@ pub struct CudaLimits {
     pub max_tokens: u32,
     /// Blocks of a row, up to its last query token.
     pub max_row_blocks: u32,
+    /// Sequences whose tables are kept, for steps of changes: those of the cache that have blocks or wait to get some.
+    pub max_sequences: u32,
     /// Copies of a step. A step of a cache has at most one for each row.
     pub max_copies: u32,
     /// Words of 64 bits of a mask, per query token.
@@ -35,9 +37,16 @@ pub struct CudaLimits {
 
 impl CudaLimits {
     /// At most `max_rows` sequences in a step, `max_tokens` query tokens of all of them together, and `max_row_blocks`
-    /// blocks of each: the longest context in blocks. As many copies as rows; masks for rows of up to 64 query tokens.
+    /// blocks of each: the longest context in blocks. As many kept tables and copies as rows; masks for rows of up to 64 query tokens.
     pub const fn new(max_rows: u32, max_tokens: u32, max_row_blocks: u32) -> Self {
-        Self { max_rows, max_tokens, max_row_blocks, max_copies: max_rows, max_mask_words: 1 }
+        let (max_sequences, max_copies) = (max_rows, max_rows);
+        Self { max_rows, max_tokens, max_row_blocks, max_sequences, max_copies, max_mask_words: 1 }
+    }
+
+    /// More sequences whose tables are kept than there are rows in a step.
+    #[must_use]
+    pub const fn with_sequences(self, max_sequences: u32) -> Self {
+        Self { max_sequences, ..self }
     }
 
     /// Another number of copies: for steps that do not come from a cache.

@@ -3,6 +3,7 @@
 //! They run on whatever driver is found, a GPU's or the emulator's, and say so where there is none. The reference is the
 //! CPU storage, which the suite compares with float64.
 
+mod changes;
 mod graphs;
 mod planted;
 mod records;
