@@ -108,6 +108,14 @@ struct pk_records_params {
     int unused;
 };
 
+// pk_read, of benchmarks: `count` times 16 bytes. Grid: any number of CTAs of 256 threads.
+struct pk_read_params {
+    const unsigned char *data;
+    long long count;
+    unsigned int *out;
+    unsigned int never, unused;
+};
+
 // What a model asks for beside the softmax of scaled scores; see `AttendParams`.
 struct pk_variant {
     float scale;
