@@ -97,11 +97,15 @@ pub(super) fn params(
             return Err(StorageError::PerHead { param, given: given.len(), q_heads });
         }
     }
-    if let Some(QueryMask { words, words_per_token }) = mask {
-        let (expected, narrow) = (tokens.saturating_mul(ix(words_per_token)), row_tokens.div_ceil(64));
-        if words.len() != expected || ix(words_per_token) < narrow {
-            return Err(StorageError::Mask { words: words.len(), words_per_token, tokens, row_tokens });
-        }
+    mask.map_or(Ok(()), |mask| self::mask(mask, tokens, row_tokens))
+}
+
+/// That a mask fits a step of `tokens` query tokens, at most `row_tokens` of them in one row.
+pub(super) fn mask(mask: QueryMask<'_>, tokens: usize, row_tokens: usize) -> Result<(), StorageError> {
+    let QueryMask { words, words_per_token } = mask;
+    let (expected, narrow) = (tokens.saturating_mul(ix(words_per_token)), row_tokens.div_ceil(64));
+    if words.len() != expected || ix(words_per_token) < narrow {
+        return Err(StorageError::Mask { words: words.len(), words_per_token, tokens, row_tokens });
     }
     Ok(())
 }

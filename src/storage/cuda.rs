@@ -35,7 +35,7 @@ use records::Pieces;
 use stream::{Order, Turn};
 
 use super::check::{self, Check};
-use super::{AttendParams, KvStorage, StorageError};
+use super::{AttendParams, KvStorage, QueryMask, StorageError};
 use crate::id::{GroupId, ix};
 use crate::layout::{KvLayout, LayerLayout};
 use crate::step::Step;
@@ -61,16 +61,18 @@ const COPY_CTAS: u32 = 1024;
 /// when it is built. Ask [`probe`](Self::probe) first: `cudarc` panics where there is no driver.
 ///
 /// # Streams
-/// Every call enqueues its work on the stream that it is given and returns; nothing is allocated, and nothing waits, but
-/// [`prepare`](KvStorage::prepare) where it is two steps ahead of the device. Calls of one storage run in the order in which they
-/// are made, whatever their streams.
+/// Every call enqueues its work on the stream that it is given and returns. Nothing is allocated on the way. The host waits in
+/// [`prepare`](KvStorage::prepare) where it is two steps ahead of the device, and in [`attend`](KvStorage::attend) where a mask
+/// takes the place of one that is still on its way. Calls of one storage run in the order in which they are made, whatever
+/// their streams; a stream of the engine's that was given last is kept alive until another one is.
 ///
 /// # Steps of changes
 /// Steps with [whole tables](Step::new) send the tables of all rows. Those [of changes](Step::of_changes) send what is new: the
 /// storage keeps a table for each of [`max_sequences`](CudaLimits::max_sequences) sequences, and a step of a decode loop costs
-/// the same for any length of context, on the host, on the bus and on the device. Then every step that the cache plans or
-/// views is to be prepared here. What is noticed is refused: changes to a table that the storage does not have as long as
-/// they say it is ([`StorageError::UnknownTable`]). A step with whole tables takes the place of the first tables that were
+/// the same for any length of context, on the host, on the bus and on the device. Then every step that the cache plans
+/// is to be prepared here, in the order of the plans, and views at once: a view that is prepared behind a later plan brings an
+/// old table back. What is noticed is refused: changes to a table that the storage does not have as long as they say it is
+/// ([`StorageError::UnknownTable`]); a view of the sequence sends it anew. Blocks of lookahead are part of kept tables. A step with whole tables takes the place of the first tables that were
 /// kept.
 ///
 /// # CUDA graphs
@@ -81,7 +83,13 @@ const COPY_CTAS: u32 = 1024;
 /// with the most tokens that a replay is to have; query tokens beyond the tensors' are an error of the caller's that
 /// leaves their outputs out.
 ///
-/// A graph holds addresses of the storage and must not be launched after it is dropped.
+/// A mask lies at a fixed address too: a replay sees the one that was sent last, by [`set_mask`](Self::set_mask) or by an
+/// `attend` outside of graphs, and a captured `attend` must find its mask sent. Whether a graph has run nobody tells the
+/// storage: call `copy_blocks` once more before calls outside of the graph, which does what is left to do.
+///
+/// A stream that is captured beside that of the calls before is not made to wait for it: order is then the caller's. Calls on
+/// other streams while the stream of the calls before is captured are refused ([`StorageError::Capturing`]). A graph holds
+/// addresses of the storage: whoever launches it after the storage is dropped has the device use memory that is gone.
 ///
 /// # Example
 /// A step of an engine; `hidden` and the like stand for its own tensors.
@@ -117,7 +125,7 @@ const COPY_CTAS: u32 = 1024;
 /// ```
 ///
 /// # Errors
-/// A call that is refused for its arguments has changed nothing. Where the driver refuses, the step is not prepared any
+/// A call that is refused for its arguments has changed nothing. Where the driver refuses to send a step, none is prepared any
 /// more; after [`ContextLost`](StorageError::ContextLost) nothing of the context can be used.
 #[derive(Debug)]
 pub struct CudaStorage {
@@ -145,7 +153,16 @@ struct Prepared {
     /// Query tokens of the longest row.
     row_tokens: usize,
     copies: usize,
-    copies_pending: bool,
+    copied: Copied,
+}
+
+/// Where the copies of the step are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Copied {
+    No,
+    /// They are part of a graph, which may be replayed or thrown away: who knows.
+    Captured,
+    Yes,
 }
 
 impl CudaStorage {
@@ -234,6 +251,8 @@ impl CudaStorage {
     #[must_use]
     pub fn with_group(mut self, group: GroupId) -> Self {
         self.group = group;
+        self.prepared = None;
+        self.buffers.forget();
         self
     }
 
@@ -257,13 +276,26 @@ impl CudaStorage {
         self.layers.get(ix(layer)).ok_or(StorageError::NoSuchLayer { layer, layers: self.layers.len() })
     }
 
-    /// The step, whose copies have run.
-    fn ready(&self) -> Result<Prepared, StorageError> {
-        match self.prepared {
-            None => Err(StorageError::NotPrepared),
-            Some(Prepared { copies, copies_pending: true, .. }) => Err(StorageError::CopiesPending { copies }),
-            Some(prepared) => Ok(prepared),
+    /// That the copies of the step have run before what the turn is taken for: in a graph, those of the graph.
+    fn check_copied(&self, turn: &Turn<'_>, prepared: Prepared) -> Result<(), StorageError> {
+        let Prepared { copies, copied, .. } = prepared;
+        match copied {
+            Copied::Yes => Ok(()),
+            Copied::Captured if turn.is_capturing()? => Ok(()),
+            Copied::Captured | Copied::No => Err(StorageError::CopiesPending { copies }),
         }
+    }
+
+    /// Sends the mask of the prepared step, for graphs that are replayed after it: see the [type](Self).
+    ///
+    /// # Errors
+    /// [`StorageError::Mask`] where it does not fit the step, [`StorageError::Limit`], [`StorageError::Capturing`].
+    pub fn set_mask(&self, exec: CudaExec<'_>, mask: QueryMask<'_>) -> Result<(), StorageError> {
+        let Prepared { tokens, row_tokens, .. } = self.prepared.ok_or(StorageError::NotPrepared)?;
+        check::mask(mask, tokens, row_tokens)?;
+        let turn = self.order.enter(exec)?;
+        let mut masks = self.masks.lock().unwrap_or_else(PoisonError::into_inner);
+        masks.send(&turn, mask).map(|_| ())
     }
 
     /// What of the parameters kernels take.
@@ -284,7 +316,8 @@ impl CudaStorage {
         };
         let (sinks, slopes) = (per_head(params.sinks)?, per_head(params.alibi_slopes)?);
         let (mask, mask_words) = match params.mask {
-            // Of a step without query tokens.
+            // Of a step without query tokens; a graph would have no mask then for any step.
+            Some(mask) if mask.words.is_empty() && turn.is_capturing()? => return Err(StorageError::Capturing),
             Some(mask) if mask.words.is_empty() => (0, 0),
             Some(mask) => {
                 let mut masks = self.masks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -331,7 +364,7 @@ impl KvStorage for CudaStorage {
             tokens: ix(step.num_tokens()),
             row_tokens: step.rows().iter().map(|row| ix(row.len)).max().unwrap_or(0),
             copies,
-            copies_pending: copies > 0,
+            copied: if copies > 0 { Copied::No } else { Copied::Yes },
         });
         Ok(())
     }
@@ -340,7 +373,8 @@ impl KvStorage for CudaStorage {
         let prepared = self.prepared.as_mut().ok_or(StorageError::NotPrepared)?;
         let turn = self.order.enter(exec)?;
         // A graph is captured with one step and replayed with others, which may have copies where this one has none.
-        if !prepared.copies_pending && !turn.is_capturing()? {
+        let capturing = turn.is_capturing()?;
+        if prepared.copied == Copied::Yes && !capturing {
             return Ok(());
         }
         let (step, num_blocks) = (self.buffers.addresses(), int("blocks", ix(self.layout.num_blocks()))?);
@@ -352,7 +386,11 @@ impl KvStorage for CudaStorage {
         // They are done once: to do them again would undo writes.
         // SAFETY: the counts are four words on the device; the third is that of copies.
         unsafe { memory::clear_word(turn.stream(), step.counts + 2 * 4) }?;
-        prepared.copies_pending = false;
+        match (capturing, prepared.copied) {
+            (false, _) => prepared.copied = Copied::Yes,
+            (true, Copied::No) => prepared.copied = Copied::Captured,
+            (true, _) => {}
+        }
         Ok(())
     }
 
@@ -363,7 +401,7 @@ impl KvStorage for CudaStorage {
         k: CudaTensor<'_>,
         v: CudaTensor<'_>,
     ) -> Result<(), StorageError> {
-        let prepared = self.ready()?;
+        let prepared = self.prepared.ok_or(StorageError::NotPrepared)?;
         let layer = self.layer(layer)?;
         let geometry = &layer.geometry;
         let tokens = k.tokens().max(prepared.tokens);
@@ -386,6 +424,7 @@ impl KvStorage for CudaStorage {
             unused: 0,
         };
         let turn = self.order.enter(exec)?;
+        self.check_copied(&turn, prepared)?;
         // SAFETY: the tensors have the shapes that the kernel reads, inside of their memory (by the check, or the contract
         // of `from_raw`), and the planes are those of the layout, which lies inside of its allocations. Slots that the pool
         // does not have the kernel leaves out.
@@ -400,7 +439,7 @@ impl KvStorage for CudaStorage {
         out: CudaTensorMut<'_>,
         params: &AttendParams<'_>,
     ) -> Result<(), StorageError> {
-        let prepared = self.ready()?;
+        let prepared = self.prepared.ok_or(StorageError::NotPrepared)?;
         let layer = self.layer(layer)?;
         let geometry = &layer.geometry;
         let (q_heads, kv_heads) = (q.heads(), geometry.kv_heads);
@@ -413,6 +452,7 @@ impl KvStorage for CudaStorage {
         check::params(params, q_heads, prepared.tokens, prepared.row_tokens)?;
         let ctas = grid_of(tokens, q_heads)?;
         let turn = self.order.enter(exec)?;
+        self.check_copied(&turn, prepared)?;
         let variant = self.variant(&turn, params, q_heads)?;
         let (k_dim, v_dim) = (geometry.k_dim, geometry.v_dim);
         let params = params::Attend {

@@ -203,6 +203,8 @@ errors! {
         } => "{bytes} bytes for the metadata of steps cannot be had",
         /// A stream or a tensor is not of the storage's context.
         OtherContext => "a stream or a tensor is of another CUDA context than the storage",
+        /// The per-thread default stream is another one on every thread, so that calls on it have no order.
+        PerThreadStream => "the per-thread default stream has no order among threads: give another one",
         /// A tensor was borrowed for another stream than the one of the call.
         OtherStream {
             /// Which tensor.

@@ -42,7 +42,7 @@ impl Shape {
             return Err(StorageError::Shape { tensor, given, expected });
         }
         let needed = self.span();
-        if needed > len {
+        if needed > len || needed == usize::MAX {
             return Err(StorageError::TooShort { tensor, needed, given: len });
         }
         Ok(())

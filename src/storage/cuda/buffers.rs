@@ -35,6 +35,9 @@ const TOKEN: usize = 2;
 /// Words of a copy: source, destination.
 const COPY: usize = 2;
 
+/// Tokens of a row, its context included: `PK_MAX_POSITION` of the kernels, whose positions and chunks are ints.
+const MAX_POSITION: u32 = i32::MAX.unsigned_abs() - 1024;
+
 /// Words of an edit of a table: the table, from where, how many, and where its entries begin.
 const EDIT: usize = 4;
 
@@ -109,6 +112,11 @@ impl Buffers {
                 return Err(StorageError::Limit { what, given: u64::from(given), max: u64::from(max) });
             }
         }
+        let tokens = step.rows().iter().map(StepRow::seq_len).max().unwrap_or(0);
+        if tokens > MAX_POSITION {
+            let (given, max) = (u64::from(tokens), u64::from(MAX_POSITION));
+            return Err(StorageError::Limit { what: "tokens in a row", given, max });
+        }
         if !tables.changes_only {
             return Ok(());
         }
@@ -122,6 +130,11 @@ impl Buffers {
             }
         }
         Ok(())
+    }
+
+    /// Forgets all tables.
+    pub(super) fn forget(&mut self) {
+        self.kept.fill(None);
     }
 
     /// Forgets the tables that the step writes to, and, once they are `written`, knows them.
@@ -143,7 +156,6 @@ impl Buffers {
         step: &Step,
         tables: &GroupStep,
     ) -> Result<(), StorageError> {
-        self.keep(step, tables, false);
         let slab = &mut self.slabs[self.next];
         let len = pack(slab.words()?, step, tables);
         // SAFETY: `packed` has room for the largest step that `check` lets pass, as the slab has.
@@ -152,6 +164,7 @@ impl Buffers {
         let params = params::Prepare { step: self.addresses, packed: self.packed.first() };
         let ctas = (step.num_tokens().div_ceil(1024)).max(len32(step.rows().len())).max(1);
         let grid = Grid { ctas, threads: 128, shared_bytes: 0 };
+        self.keep(step, tables, false);
         // SAFETY: the kernel reads what is packed and writes rows, tokens, copies and entries of tables, of which there
         // are no more than `check` lets pass, and for which `new` has allocated.
         unsafe { kernels.prepare.launch(turn, grid, &params) }?;

@@ -74,7 +74,10 @@ pub(super) fn fault(call: &'static str) -> impl Fn(DriverError) -> StorageError 
             | Code::CUDA_ERROR_CONTEXT_IS_DESTROYED => StorageError::ContextLost { code: number },
             Code::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
             | Code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-            | Code::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => StorageError::Capturing,
+            | Code::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+            | Code::CUDA_ERROR_STREAM_CAPTURE_ISOLATION
+            | Code::CUDA_ERROR_CAPTURED_EVENT => StorageError::Capturing,
+            Code::CUDA_ERROR_STUB_LIBRARY => StorageError::NoDriver,
             _ => StorageError::Driver { call, code: number },
         }
     }

@@ -4,7 +4,7 @@
 use alloc::sync::Arc;
 use core::ffi::c_void;
 
-use cudarc::driver::{CudaContext, CudaFunction, result};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, result};
 use cudarc::nvrtc::Ptx;
 
 use super::driver::fault;
@@ -75,13 +75,14 @@ impl Kernels {
             DType::F8E4M3 => ("pk_write_kv_e4m3", "pk_attend_naive_e4m3"),
             DType::I8 => ("pk_write_kv_i8", "pk_attend_naive_i8"),
         };
+        let records = module(context, RECORDS)?;
         Ok(Self {
             prepare: load(context, PREPARE, "pk_prepare")?,
             copy_blocks: load(context, COPY_BLOCKS, "pk_copy_blocks")?,
             write_kv: load(context, WRITE_KV, write_kv)?,
             attend_naive: load(context, ATTEND_NAIVE, attend_naive)?,
-            gather_blocks: load(context, RECORDS, "pk_gather_blocks")?,
-            scatter_blocks: load(context, RECORDS, "pk_scatter_blocks")?,
+            gather_blocks: kernel(&records, "pk_gather_blocks")?,
+            scatter_blocks: kernel(&records, "pk_scatter_blocks")?,
         })
     }
 }
@@ -91,7 +92,14 @@ fn load<P: Params>(
     ptx: &'static str,
     name: &'static str,
 ) -> Result<Kernel<P>, StorageError> {
-    let module = context.load_module(Ptx::from_src(ptx)).map_err(fault("cuModuleLoadData"))?;
+    kernel(&module(context, ptx)?, name)
+}
+
+fn module(context: &Arc<CudaContext>, ptx: &'static str) -> Result<Arc<CudaModule>, StorageError> {
+    context.load_module(Ptx::from_src(ptx)).map_err(fault("cuModuleLoadData"))
+}
+
+fn kernel<P: Params>(module: &Arc<CudaModule>, name: &'static str) -> Result<Kernel<P>, StorageError> {
     let function = module.load_function(name).map_err(fault("cuModuleGetFunction"))?;
     Ok(Kernel { function, name, params: core::marker::PhantomData })
 }

@@ -28,7 +28,7 @@ impl DeviceMemory {
         if bytes == 0 {
             return Ok(Self { first: 0, bytes, context: Arc::clone(context) });
         }
-        context.bind_to_thread().map_err(fault("cuCtxSetCurrent"))?;
+        bind(context).map_err(fault("cuCtxSetCurrent"))?;
         // SAFETY: `bytes` is not zero; the context is current.
         let first = unsafe { result::malloc_sync(bytes) }.map_err(or(refusal, "cuMemAlloc"))?;
         let memory = Self { first, bytes, context: Arc::clone(context) };
@@ -44,8 +44,10 @@ impl DeviceMemory {
         let bytes = size_of_val(items) as u64;
         let memory = Self::zeroed(context, bytes, StorageError::NoBuffers { bytes })?;
         if bytes > 0 {
-            // SAFETY: the allocation that was just made has so many bytes, and the copy is done when this returns.
+            // SAFETY: the allocation that was just made has so many bytes.
             unsafe { result::memcpy_htod_sync(memory.first, items) }.map_err(fault("cuMemcpyHtoD"))?;
+            // The call may return when the items are on their way.
+            context.synchronize().map_err(fault("cuCtxSynchronize"))?;
         }
         Ok(memory)
     }
@@ -59,7 +61,7 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if self.first != 0 {
-            bind(&self.context);
+            let _ = bind(&self.context);
             // SAFETY: allocated in `zeroed`, given back only here. The driver waits for the work that uses it. An error
             // means that the context is lost, and the memory with it.
             let _ = unsafe { result::free_sync(self.first) };
@@ -88,7 +90,7 @@ impl PinnedWords {
         let len = len.max(1);
         let bytes = len.saturating_mul(4);
         let refusal = StorageError::NoBuffers { bytes: bytes as u64 };
-        context.bind_to_thread().map_err(fault("cuCtxSetCurrent"))?;
+        bind(context).map_err(fault("cuCtxSetCurrent"))?;
         // Not write-combined: memory of that kind is written in order or slowly.
         // SAFETY: `bytes` is not zero; the context is current.
         let first = unsafe { result::malloc_host(bytes, 0) }.map_err(or(refusal, "cuMemHostAlloc"))?;
@@ -105,7 +107,7 @@ impl PinnedWords {
 
     /// The words. The device must be done with what it was told to read from them: the caller has waited for it.
     pub(super) const fn words(&mut self) -> &mut [u32] {
-        // SAFETY: `len` words by the invariant, borrowed as `self` is. The device only reads them.
+        // SAFETY: `len` words by the invariant, borrowed as `self` is; the device is done with them by the contract.
         unsafe { core::slice::from_raw_parts_mut(self.first.as_ptr(), self.len) }
     }
 
@@ -124,7 +126,7 @@ impl PinnedWords {
 
 impl Drop for PinnedWords {
     fn drop(&mut self) {
-        bind(&self.context);
+        let _ = bind(&self.context);
         // SAFETY: allocated in `zeroed`, given back only here; whoever holds it has waited for the device.
         let _ = unsafe { result::free_host(self.first.as_ptr().cast::<c_void>()) };
     }
@@ -151,7 +153,7 @@ pub(super) struct Event {
 
 impl Event {
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, StorageError> {
-        context.bind_to_thread().map_err(fault("cuCtxSetCurrent"))?;
+        bind(context).map_err(fault("cuCtxSetCurrent"))?;
         let event =
             result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(fault("cuEventCreate"))?;
         Ok(Self { event, context: Arc::clone(context) })
@@ -195,7 +197,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        bind(&self.context);
+        let _ = bind(&self.context);
         // SAFETY: created in `new`, destroyed only here; the driver keeps what a stream still waits for.
         let _ = unsafe { result::event::destroy(self.event) };
     }
@@ -212,12 +214,10 @@ impl fmt::Debug for Event {
     }
 }
 
-/// Makes the context current, to give back what is of it. `cudarc` first reports what went wrong in somebody's clean-up
-/// before, once, and binds when it is asked again.
-pub(super) fn bind(context: &CudaContext) {
-    if context.bind_to_thread().is_err() {
-        let _ = context.bind_to_thread();
-    }
+/// Makes the context current. `cudarc` first reports what went wrong in somebody's clean-up before, once, which is no matter
+/// here, and binds when it is asked again.
+pub(super) fn bind(context: &CudaContext) -> Result<(), DriverError> {
+    context.bind_to_thread().or_else(|_| context.bind_to_thread())
 }
 
 /// Makes a word of device memory zero, once everything before it on the stream is done.

@@ -6,8 +6,9 @@ use alloc::vec::Vec;
 
 use cudarc::driver::CudaContext;
 
+use super::driver::fault;
 use super::kernels::{Grid, Kernel};
-use super::memory::DeviceMemory;
+use super::memory::{DeviceMemory, bind};
 use super::params::{self, Piece};
 use super::pool::{Layer, int};
 use super::slab::Slab;
@@ -50,7 +51,7 @@ impl CudaRecords {
     /// # Errors
     /// What the driver says of the work so far.
     pub fn is_done(&self) -> Result<bool, StorageError> {
-        self.context.bind_to_thread().map_err(super::driver::fault("cuCtxSetCurrent"))?;
+        bind(&self.context).map_err(fault("cuCtxSetCurrent"))?;
         self.slab.is_done()
     }
 
@@ -67,7 +68,7 @@ impl CudaRecords {
     /// # Errors
     /// As [`is_done`](Self::is_done).
     pub fn bytes_mut(&mut self) -> Result<&mut [u8], StorageError> {
-        self.context.bind_to_thread().map_err(super::driver::fault("cuCtxSetCurrent"))?;
+        bind(&self.context).map_err(fault("cuCtxSetCurrent"))?;
         let (header, len) = (self.header_words, self.capacity * self.block_bytes);
         let words = &mut self.slab.words()?[header..];
         // SAFETY: `len` bytes of these words, which are borrowed for as long; any bytes are words, and the reverse.
@@ -131,9 +132,9 @@ impl CudaStorage {
     /// [`StorageError::NoBuffers`].
     pub fn records(&self, capacity: usize) -> Result<CudaRecords, StorageError> {
         let (capacity_words, block_bytes) = (capacity as u64, self.pieces.block_bytes);
-        let header_words = capacity_words.next_multiple_of(LINE_WORDS);
         let record_words = capacity_words.saturating_mul(block_bytes as u64).div_ceil(4);
         let refusal = StorageError::NoBuffers { bytes: record_words.saturating_mul(4) };
+        let header_words = capacity_words.checked_next_multiple_of(LINE_WORDS).ok_or(refusal)?;
         let slab = Slab::new(&self.context, header_words.saturating_add(record_words))?;
         let header_words = usize::try_from(header_words).map_err(|_| refusal)?;
         Ok(CudaRecords { slab, capacity, block_bytes, header_words, context: Arc::clone(&self.context) })
@@ -184,6 +185,9 @@ impl CudaStorage {
     /// What the driver says.
     pub fn wait_for(&self, exec: CudaExec<'_>, records: &CudaRecords) -> Result<(), StorageError> {
         let turn = self.order.enter_beside(exec)?;
+        if turn.is_capturing()? {
+            return Err(StorageError::Capturing);
+        }
         records.slab.hold(&turn)
     }
 
@@ -207,13 +211,15 @@ impl CudaStorage {
             return Err(StorageError::OtherContext);
         }
         let count = int("blocks of a transfer", blocks.len())?;
+        bind(&self.context).map_err(fault("cuCtxSetCurrent"))?;
+        // Before anybody else's calls have to wait for this one.
+        for (word, block) in records.slab.words()?.iter_mut().zip(blocks) {
+            *word = block.get();
+        }
         let turn = self.order.enter_beside(exec)?;
         if turn.is_capturing()? {
             // The numbers of the blocks would be those of the capture.
             return Err(StorageError::Capturing);
-        }
-        for (word, block) in records.slab.words()?.iter_mut().zip(blocks) {
-            *word = block.get();
         }
         let first = records.slab.first();
         let params = params::Records {

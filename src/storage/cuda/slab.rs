@@ -70,7 +70,7 @@ impl Slab {
 
     /// Makes a stream wait until the device is done with the words.
     pub(super) fn hold(&self, turn: &Turn<'_>) -> Result<(), StorageError> {
-        // SAFETY: the stream is one of the context by the invariant of `Turn`.
+        // SAFETY: a stream may wait for events of any context.
         unsafe { self.done.hold(turn.stream()) }.map_err(fault("cuStreamWaitEvent"))
     }
 
@@ -82,7 +82,7 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        bind(&self.context);
+        let _ = bind(&self.context);
         // An error means that the context is lost, and that nobody uses its memory any more.
         let _ = self.done.wait();
     }

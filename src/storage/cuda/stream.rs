@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
 use super::driver::fault;
-use super::memory::Event;
+use super::memory::{Event, bind};
 use crate::storage::StorageError;
 
 /// The stream that a call enqueues its work on: `&stream` of `cudarc`, or the handle of any other binding.
@@ -49,6 +49,17 @@ impl CudaExec<'_> {
             Stream::Raw(handle, _) => handle,
         }
     }
+}
+
+/// The handle of the per-thread default stream, which is another stream on every thread.
+const PER_THREAD: usize = 2;
+
+/// Whether what a stream is told becomes part of a graph. The stream is one of the current context: as all that come here,
+/// kept alive, or by the contract of `from_raw`.
+fn is_capturing(stream: sys::CUstream) -> Result<bool, StorageError> {
+    // SAFETY: a stream, see above.
+    let status = unsafe { result::stream::is_capturing(stream) }.map_err(fault("cuStreamIsCapturing"))?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
 /// The stream of the last call, kept alive where it can be.
@@ -112,20 +123,31 @@ impl Order {
         if matches!(exec.stream, Stream::Shared(stream) if stream.context() != &self.context) {
             return Err(StorageError::OtherContext);
         }
-        self.context.bind_to_thread().map_err(fault("cuCtxSetCurrent"))?;
+        bind(&self.context).map_err(fault("cuCtxSetCurrent"))?;
         let stream = exec.handle();
+        if stream.addr() == PER_THREAD {
+            return Err(StorageError::PerThreadStream);
+        }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         #[cfg(test)]
         if crate::planted::is(crate::planted::Bug::StreamsNotOrdered) {
             *last = Last::None;
         }
-        if let Some(before) = last.handle().filter(|before| *before != stream) {
+        let changed = last.handle() != Some(stream);
+        // What is captured waits for nothing outside of its graph, nor the reverse: either would break the capture.
+        if changed && is_capturing(stream)? {
+            return Ok(Turn { stream, _order: last });
+        }
+        if let Some(before) = last.handle().filter(|_| changed) {
+            if is_capturing(before)? {
+                return Err(StorageError::Capturing);
+            }
             // SAFETY: a stream of the context by the invariant: kept alive, or by the contract of `from_raw`.
             unsafe { self.event.record(before) }.map_err(fault("cuEventRecord"))?;
             // SAFETY: a stream of the context, as was checked or by the contract of `from_raw`.
             unsafe { self.event.hold(stream) }.map_err(fault("cuStreamWaitEvent"))?;
         }
-        if !beside && last.handle() != Some(stream) {
+        if !beside && changed {
             *last = match exec.stream {
                 Stream::Shared(stream) => Last::Shared(Arc::clone(stream)),
                 Stream::Raw(handle, _) => Last::Raw(handle),
@@ -142,8 +164,6 @@ impl Turn<'_> {
 
     /// Whether what is enqueued becomes part of a graph instead of being run.
     pub(super) fn is_capturing(&self) -> Result<bool, StorageError> {
-        // SAFETY: a stream by the invariant.
-        let status = unsafe { result::stream::is_capturing(self.stream) }.map_err(fault("cuStreamIsCapturing"))?;
-        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+        is_capturing(self.stream)
     }
 }

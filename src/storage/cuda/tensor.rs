@@ -67,16 +67,18 @@ impl<'a> Elems<'a> {
 
     /// As kernels take it.
     fn params(&self, shape: &Shape) -> Result<Tensor, StorageError> {
-        let bytes = |stride: usize| {
-            let (given, max) = ((stride as u64).saturating_mul(self.dtype.bytes()), i64::MAX as u64);
-            i64::try_from(given).map_err(|_| StorageError::Limit { what: "bytes from head to head", given, max })
+        // Of one there is no step, and its stride may be any number.
+        let bytes = |stride: usize, count: usize| {
+            let stride = if count > 1 { stride as u64 } else { 0 };
+            let (given, max) = (stride.saturating_mul(self.dtype.bytes()), i64::MAX as u64);
+            i64::try_from(given).map_err(|_| StorageError::Limit { what: "bytes of a stride", given, max })
         };
         let (given, max) = (shape.tokens as u64, i32::MAX as u64);
         let limit = StorageError::Limit { what: "query tokens of a tensor", given, max };
         Ok(Tensor {
             data: self.first,
-            token_bytes: bytes(shape.token_stride)?,
-            head_bytes: bytes(shape.head_stride)?,
+            token_bytes: bytes(shape.token_stride, shape.tokens)?,
+            head_bytes: bytes(shape.head_stride, shape.heads)?,
             dtype: number(self.dtype),
             tokens: i32::try_from(shape.tokens).map_err(|_| limit)?,
         })

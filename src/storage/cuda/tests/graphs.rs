@@ -129,6 +129,90 @@ fn a_step_is_prepared_outside_of_graphs() {
 }
 
 #[test]
+fn a_capture_that_is_thrown_away_leaves_the_copies_to_be_done() {
+    if !found() {
+        return;
+    }
+    let mut rig = Rig::new(DType::F16);
+    let fixed = Fixed::new(&rig);
+    rig.run(&[row(0, 5, [3])], &[], 1);
+    let forked = step(&[row(5, 1, [4])], &[(3, 4)]);
+    rig.cuda.prepare((&rig.stream).into(), &forked, 6).unwrap();
+    drop(captured(&mut rig, |rig| layers(rig, &fixed, &AttendParams::new(24))).unwrap());
+    // Nothing was copied, and nobody reads before it is.
+    let out = rig.upload(&numbers(1, KV_HEADS * DIM));
+    let tensor = || CudaTensor::new(&out, &rig.stream, [1, KV_HEADS, DIM]);
+    let pending = rig.cuda.write_kv((&rig.stream).into(), 0, tensor(), tensor());
+    assert_eq!(pending, Err(StorageError::CopiesPending { copies: 1 }));
+    rig.run(&[row(5, 1, [4])], &[(3, 4)], 2);
+}
+
+/// Calls beside a capture neither become part of it nor break it.
+#[test]
+fn a_capture_and_calls_on_other_streams_leave_each_other_alone() {
+    if !found() {
+        return;
+    }
+    let mut rig = Rig::new(DType::F32);
+    let fixed = Fixed::new(&rig);
+    let other = rig.context.new_stream().unwrap();
+    rig.run(&[row(0, 9, [3, 4])], &[], 1);
+    let mut records = rig.cuda.records(1).unwrap();
+    let block = [crate::BlockId::new(3)];
+    // While the stream of the last calls is captured, calls on others are refused.
+    captured(&mut rig, |rig| {
+        let next = step(&[row(9, 1, [3, 4])], &[]);
+        assert_eq!(rig.cuda.prepare((&other).into(), &next, 1), Err(StorageError::Capturing));
+        let refused = rig.cuda.read_blocks((&other).into(), &block, &mut records);
+        assert_eq!(refused, Err(StorageError::Capturing));
+        layers(rig, &fixed, &AttendParams::new(24))
+    })
+    .unwrap();
+    // Another stream is captured beside that of the last calls.
+    let side = core::mem::replace(&mut rig.stream, other);
+    let graph = captured(&mut rig, |rig| {
+        let next = step(&[row(9, 1, [3, 4])], &[]);
+        assert_eq!(rig.cuda.prepare((&rig.stream).into(), &next, 1), Err(StorageError::Capturing));
+        assert_eq!(rig.cuda.wait_for((&rig.stream).into(), &records), Err(StorageError::Capturing));
+        layers(rig, &fixed, &AttendParams::new(24))
+    })
+    .unwrap();
+    drop(graph);
+    rig.stream = side;
+    rig.run(&[row(9, 1, [3, 4])], &[], 2);
+}
+
+#[test]
+fn a_replay_sees_the_mask_that_was_set_last() {
+    if !found() {
+        return;
+    }
+    let mut rig = Rig::new(DType::F32);
+    let mut fixed = Fixed::new(&rig);
+    rig.run(&[row(0, 5, [3])], &[], 1);
+    rig.prepare(&step(&[row(5, 3, [3])], &[]));
+    rig.stream.memcpy_htod(&numbers(7, TOKENS * KV_HEADS * DIM), &mut fixed.k).unwrap();
+    rig.stream.memcpy_htod(&numbers(57, TOKENS * KV_HEADS * DIM), &mut fixed.v).unwrap();
+    let masks = [[0b001, 0b011, 0b101], [0b111, 0b010, 0b110]];
+    let of = |words| QueryMask { words, words_per_token: 1 };
+    rig.cuda.set_mask((&rig.stream).into(), of(&masks[0])).unwrap();
+    let params = AttendParams::new(24).with_mask(of(&masks[0]));
+    let graph = captured(&mut rig, |rig| layers(rig, &fixed, &params)).unwrap();
+    for words in [&masks[1], &masks[0]] {
+        rig.cuda.set_mask((&rig.stream).into(), of(words)).unwrap();
+        graph.launch().unwrap();
+        let params = AttendParams::new(24).with_mask(of(words));
+        rig.write_cpu(0, 3, 7);
+        let (expected, _) = rig.attend_cpu(0, 3, &params);
+        let mut out = rig.stream.clone_dtoh(&fixed.out[0]).unwrap();
+        out.truncate(expected.len());
+        assert_near(&(out, Vec::new()), &(expected, Vec::new()));
+    }
+    let short = rig.cuda.set_mask((&rig.stream).into(), of(&masks[0][..2]));
+    assert!(matches!(short, Err(StorageError::Mask { words: 2, .. })), "{short:?}");
+}
+
+#[test]
 fn a_mask_is_sent_before_the_capture_and_replayed() {
     if !found() {
         return;

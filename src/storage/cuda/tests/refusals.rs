@@ -138,6 +138,38 @@ fn sinks_of_more_heads_than_a_launch_takes_are_refused() {
 }
 
 #[test]
+fn positions_that_kernels_do_not_count_to_are_refused() {
+    if !found() {
+        return;
+    }
+    let rig = Rig::new(DType::F32);
+    // One block of 2²⁰ tokens, which a row may have any number of times.
+    let layout = KvLayout::per_layer(&KvShape::new(1, 1, 1, DType::F32), 1, 1 << 20).unwrap();
+    let mut storage = CudaStorage::new(&rig.context, layout, CudaLimits::new(1, 4, 1 << 12)).unwrap();
+    let blocks = vec![crate::BlockId::new(0); 1 << 12];
+    let max = (1 << 31) - 1 - 1024;
+    for (start, expected) in [
+        (max - 2, Ok(())),
+        (max - 1, Err(StorageError::Limit { what: "tokens in a row", given: u64::from(max) + 1, max: u64::from(max) })),
+    ] {
+        let rows = [crate::step::TableRow { start, len: 2, blocks: &blocks }];
+        let step = crate::Step::from_tables(1 << 20, &rows, &[]).unwrap();
+        assert_eq!(storage.prepare((&rig.stream).into(), &step, 1), expected);
+    }
+}
+
+#[test]
+fn the_default_stream_of_a_thread_is_refused() {
+    if !found() {
+        return;
+    }
+    let mut rig = Rig::new(DType::F32);
+    let stream = rig.context.per_thread_stream();
+    let refused = rig.cuda.prepare((&stream).into(), &step(&[row(0, 1, [3])], &[]), 1);
+    assert_eq!(refused, Err(StorageError::PerThreadStream));
+}
+
+#[test]
 fn raw_streams_are_streams() {
     if !found() {
         return;
