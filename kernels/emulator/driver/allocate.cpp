@@ -57,6 +57,9 @@ CUDA_API cuMemFree_v2(CUdeviceptr pointer) {
     if (!allocation || allocation->freeing) {
         return INVALID_VALUE;
     }
+    if (CUresult code = refuse_in_capture("cuMemFree")) {
+        return code;
+    }
     drain_all();
     release(pointer);
     return sticky();

@@ -108,6 +108,9 @@ CUDA_API cuEventQuery(Event *event) {
         return INVALID_HANDLE;
     }
     std::shared_ptr<Record> record = event->last;
+    if (CUresult code = refuse_in_capture("cuEventQuery")) {
+        return code;
+    }
     if (!record) {
         return SUCCESS;
     }
@@ -128,6 +131,9 @@ CUDA_API cuEventSynchronize(Event *event) {
         return INVALID_HANDLE;
     }
     std::shared_ptr<Record> record = event->last;
+    if (CUresult code = refuse_in_capture("cuEventSynchronize")) {
+        return code;
+    }
     if (!record) {
         return SUCCESS;
     }

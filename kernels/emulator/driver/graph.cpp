@@ -157,13 +157,6 @@ CUDA_API cuStreamIsCapturing(void *handle, int *status) {
     return SUCCESS;
 }
 
-CUDA_API cuThreadExchangeStreamCaptureMode(int *mode) {
-    ENTER(Init);
-    static thread_local int current_mode = 0;
-    std::swap(*mode, current_mode);
-    return SUCCESS;
-}
-
 CUDA_API cuGraphGetNodes(Graph *graph, void **nodes, size_t *count) {
     ENTER(Context);
     if (!graphs().count(graph)) {

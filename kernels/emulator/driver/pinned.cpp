@@ -73,6 +73,9 @@ CUDA_API cuMemFreeHost(void *pointer) {
     if (range == ranges().end() || range->second.registered) {
         return INVALID_VALUE;
     }
+    if (CUresult code = refuse_in_capture("cuMemFreeHost")) {
+        return code;
+    }
     drain_all();
     ranges().erase(range);
     free(pointer);

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{begin, configure, every_order};
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result, sys};
 use paged_kv::BlockId;
 use paged_kv::layout::{DType, KvLayout, KvShape, LayerLayout, Plane};
 use paged_kv::step::{BlockCopy, Step, TableRow};
@@ -284,6 +284,30 @@ fn offsets_have_64_bits() {
     drop(storage);
     // SAFETY: allocated above, and used no more.
     unsafe { result::free_sync(first) }.unwrap();
+}
+
+/// Somebody captures in the mode that forbids all threads what might wait. A storage beside it, on another stream, is made,
+/// polled and dropped, and the capture is whole.
+#[test]
+fn captures_of_others_are_left_alone() {
+    let _turn = begin("");
+    let context = CudaContext::new(0).unwrap();
+    let (theirs, ours) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let mut storage = CudaStorage::new(&context, layout(), LIMITS).unwrap();
+    let [prompt, forked] = steps();
+    let mut all = run(&mut storage, &ours, &prompt, 1).unwrap();
+    let mut records = storage.records(1).unwrap();
+    storage.read_blocks((&ours).into(), &[BlockId::new(5)], &mut records).unwrap();
+    theirs.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+    while !records.is_done().unwrap() {}
+    assert_eq!(records.bytes().unwrap().len(), storage.block_bytes());
+    storage.prepare((&ours).into(), &forked, 4).unwrap();
+    drop(CudaStorage::new(&context, layout(), LIMITS).unwrap());
+    drop(records);
+    let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    assert!(theirs.end_capture(flags).is_ok(), "{}", cuda_emulator::report());
+    all.extend(run(&mut storage, &ours, &forked, 2).unwrap());
+    assert!(is_near(&all, &expected()));
 }
 
 /// Two contexts' default streams have the same handle.

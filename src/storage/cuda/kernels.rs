@@ -8,6 +8,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, result};
 use cudarc::nvrtc::Ptx;
 
 use super::driver::fault;
+use super::memory::BesideCaptures;
 use super::params::{self, Params};
 use super::stream::Turn;
 use crate::layout::DType;
@@ -96,6 +97,7 @@ fn load<P: Params>(
 }
 
 fn module(context: &Arc<CudaContext>, ptx: &'static str) -> Result<Arc<CudaModule>, StorageError> {
+    let _beside = BesideCaptures::new();
     context.load_module(Ptx::from_src(ptx)).map_err(fault("cuModuleLoadData"))
 }
 

@@ -29,6 +29,7 @@ impl DeviceMemory {
             return Ok(Self { first: 0, bytes, context: Arc::clone(context) });
         }
         bind(context).map_err(fault("cuCtxSetCurrent"))?;
+        let _beside = BesideCaptures::new();
         // SAFETY: `bytes` is not zero; the context is current.
         let first = unsafe { result::malloc_sync(bytes) }.map_err(or(refusal, "cuMemAlloc"))?;
         let memory = Self { first, bytes, context: Arc::clone(context) };
@@ -44,6 +45,7 @@ impl DeviceMemory {
         let bytes = size_of_val(items) as u64;
         let memory = Self::zeroed(context, bytes, StorageError::NoBuffers { bytes })?;
         if bytes > 0 {
+            let _beside = BesideCaptures::new();
             // SAFETY: the allocation that was just made has so many bytes.
             unsafe { result::memcpy_htod_sync(memory.first, items) }.map_err(fault("cuMemcpyHtoD"))?;
             // The call may return when the items are on their way.
@@ -62,6 +64,7 @@ impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if self.first != 0 {
             let _ = bind(&self.context);
+            let _beside = BesideCaptures::new();
             // SAFETY: allocated in `zeroed`, given back only here. The driver waits for the work that uses it. An error
             // means that the context is lost, and the memory with it.
             let _ = unsafe { result::free_sync(self.first) };
@@ -91,6 +94,7 @@ impl PinnedWords {
         let bytes = len.saturating_mul(4);
         let refusal = StorageError::NoBuffers { bytes: bytes as u64 };
         bind(context).map_err(fault("cuCtxSetCurrent"))?;
+        let _beside = BesideCaptures::new();
         // Not write-combined: memory of that kind is written in order or slowly.
         // SAFETY: `bytes` is not zero; the context is current.
         let first = unsafe { result::malloc_host(bytes, 0) }.map_err(or(refusal, "cuMemHostAlloc"))?;
@@ -127,6 +131,7 @@ impl PinnedWords {
 impl Drop for PinnedWords {
     fn drop(&mut self) {
         let _ = bind(&self.context);
+        let _beside = BesideCaptures::new();
         // SAFETY: allocated in `zeroed`, given back only here; whoever holds it has waited for the device.
         let _ = unsafe { result::free_host(self.first.as_ptr().cast::<c_void>()) };
     }
@@ -180,12 +185,14 @@ impl Event {
 
     /// Waits until what was marked is done; does not where nothing was.
     pub(super) fn wait(&self) -> Result<(), StorageError> {
+        let _beside = BesideCaptures::new();
         // SAFETY: the event by the invariant.
         unsafe { result::event::synchronize(self.event) }.map_err(fault("cuEventSynchronize"))
     }
 
     /// Whether what was marked is done, or nothing was.
     pub(super) fn is_done(&self) -> Result<bool, StorageError> {
+        let _beside = BesideCaptures::new();
         // SAFETY: the event by the invariant.
         match unsafe { result::event::query(self.event) } {
             Ok(()) => Ok(true),
@@ -212,6 +219,31 @@ impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Event")
     }
+}
+
+/// While it lives, what this thread asks of the driver is no matter to captures: to wait for an event, to allocate and to give
+/// back would otherwise break a capture that somebody has begun in the mode that forbids it to all threads.
+pub(super) struct BesideCaptures {
+    before: sys::CUstreamCaptureMode,
+}
+
+impl BesideCaptures {
+    pub(super) fn new() -> Self {
+        Self { before: exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED) }
+    }
+}
+
+impl Drop for BesideCaptures {
+    fn drop(&mut self) {
+        exchange(self.before);
+    }
+}
+
+/// Sets the mode of this thread, and gives the one before.
+fn exchange(mut mode: sys::CUstreamCaptureMode) -> sys::CUstreamCaptureMode {
+    // SAFETY: `mode` outlives the call, which writes another mode to it. An error, which there is none to expect, leaves it.
+    let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    mode
 }
 
 /// Makes the context current. `cudarc` first reports what went wrong in somebody's clean-up before, once, which is no matter
