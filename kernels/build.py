@@ -1,9 +1,10 @@
 """Compiles kernels/*.cu to kernels/ptx/*.ptx and writes kernels/ptx/manifest.json; see build.sh, which calls it.
 
-One module per .cu. A source is compiled as one text with its headers in it, so that the PTX depends on no path. The
-manifest says what every module was made from, and what ptxas makes of every kernel on the architectures in use: the
-registers of a thread and the bytes that are spilled. `budgets` in it is written by hand and kept: the most registers
-and spilled bytes of a kernel, `default` for those that have none of their own, which says `why`.
+One module per .cu, or one for each architecture that it asks for. A source is compiled as one text with its headers in
+it, so that the PTX depends on no path. The manifest says what every module was made from, and what ptxas makes of every
+kernel on the architectures in use: the registers of a thread and the bytes that are spilled. `budgets` in it is written
+by hand and kept: the most registers and spilled bytes of a kernel, `default` for those that have none of their own,
+which says `why`.
 
 With --check nothing is written but under the target folder; whatever is stale, spills or is over its budget is named.
 """
@@ -22,13 +23,14 @@ KERNELS = pathlib.Path(__file__).resolve().parent
 PTX = KERNELS / "ptx"
 MANIFEST = PTX / "manifest.json"
 
-# Everything is compiled for sm_80 alone, and the driver takes it from there to any later architecture: no kernel so far
-# has anything else to say to a later one. One that has (fp8 conversions, from sm_90 on) gets a second module then.
+# Everything is compiled for sm_80, and the driver takes it from there to any later architecture. A source that has
+# something else to say to a later one (fp8 conversions, from sm_90 on) names that in a line of its head and gets a
+# second module.
 ARCHITECTURE = "compute_80"
 FLAGS = [f"--gpu-architecture={ARCHITECTURE}", "--std=c++17"]
 
 # What a driver must know to take the modules: PTX ISA 8.0, which that of CUDA 12.0 does (525 and later).
-DIRECTIVES = [".version 8.0", ".target sm_80"]
+VERSION = ".version 8.0"
 
 # What the figures are for: A100; A10 and RTX 30; RTX 40 and L4; H100 and H200; B200; RTX 50.
 MACHINES = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
@@ -50,6 +52,11 @@ def inlined(path, seen):
         elif line != "#pragma once\n" and not include:
             text += line
     return text
+
+
+def asked_for(source, what):
+    """What a source asks for in a line of its head."""
+    return [word for line in re.findall(rf"^// {what}: (.*)$", source, re.M) for word in line.split()]
 
 
 def package_folder(package, folder):
@@ -74,15 +81,16 @@ class Compiler:
         getattr(self.library, f"nvrtcGet{what}")(program, text)
         return text.value.decode()
 
-    def ptx(self, name, source):
+    def ptx(self, name, source, architecture):
+        wanted = [flag.replace(ARCHITECTURE, architecture) for flag in FLAGS] + asked_for(source, "Flags")
         program = ctypes.c_void_p()
         created = self.library.nvrtcCreateProgram(
             ctypes.byref(program), source.encode(), name.encode(), 0, None, None
         )
         if created != 0:
             sys.exit(f"{name}: NVRTC cannot create a program ({created})")
-        flags = (ctypes.c_char_p * len(FLAGS))(*[flag.encode() for flag in FLAGS])
-        failed = self.library.nvrtcCompileProgram(program, len(FLAGS), flags)
+        flags = (ctypes.c_char_p * len(wanted))(*[flag.encode() for flag in wanted])
+        failed = self.library.nvrtcCompileProgram(program, len(wanted), flags)
         log = self.text_of(program, "ProgramLog").strip()
         if failed or log:
             sys.exit(f"{name}: {log or failed}")
@@ -125,24 +133,29 @@ def build(folder):
     modules = {}
     for path in sorted(KERNELS.glob("*.cu")):
         source = inlined(path, set())
-        text = compiler.ptx(path.name, source)
-        for directive in DIRECTIVES:
-            if directive not in text.splitlines():
-                sys.exit(f"{path.name}: its PTX has no `{directive}`")
-        if "\0" in text or str(KERNELS.parent) in text:
-            sys.exit(f"{path.name}: its PTX holds a NUL or a path")
-        ptx = folder / f"{path.stem}.ptx"
-        ptx.write_text(text)
-        kernels = {}
-        for machine in MACHINES:
-            for kernel, figures in assembler.figures(ptx, machine, folder / "cubin").items():
-                kernels.setdefault(kernel, {})[machine] = figures
-        modules[path.stem] = {
-            "source_sha256": hashlib.sha256(source.encode()).hexdigest(),
-            "ptx_sha256": hashlib.sha256(text.encode()).hexdigest(),
-            "ptx_bytes": len(text.encode()),
-            "kernels": kernels,
-        }
+        for architecture in [ARCHITECTURE, *asked_for(source, "Also for")]:
+            number = architecture.removeprefix("compute_")
+            name = path.stem if architecture == ARCHITECTURE else f"{path.stem}_sm_{number}"
+            text = compiler.ptx(path.name, source, architecture)
+            for directive in [VERSION, f".target sm_{number}"]:
+                if directive not in text.splitlines():
+                    sys.exit(f"{name}: its PTX has no `{directive}`")
+            if "\0" in text or str(KERNELS.parent) in text:
+                sys.exit(f"{name}: its PTX holds a NUL or a path")
+            ptx = folder / f"{name}.ptx"
+            ptx.write_text(text)
+            kernels = {}
+            for machine in MACHINES:
+                if int(machine.removeprefix("sm_")) < int(number):
+                    continue
+                for kernel, figures in assembler.figures(ptx, machine, folder / "cubin").items():
+                    kernels.setdefault(kernel, {})[machine] = figures
+            modules[name] = {
+                "source_sha256": hashlib.sha256(source.encode()).hexdigest(),
+                "ptx_sha256": hashlib.sha256(text.encode()).hexdigest(),
+                "ptx_bytes": len(text.encode()),
+                "kernels": kernels,
+            }
     (folder / "cubin").unlink()
     return {
         "compiler": f"NVRTC {compiler.version}",

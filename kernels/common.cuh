@@ -104,6 +104,13 @@ PK_DEV float pk_log2(float x) {
     return logarithm;
 }
 
+// The greater of two; where one is NaN, the other.
+PK_DEV float pk_max(float a, float b) {
+    float greater;
+    asm("max.f32 %0, %1, %2;" : "=f"(greater) : "f"(a), "f"(b));
+    return greater;
+}
+
 // ---- Conversions ----
 //
 // To the nearest, ties to even; beyond the largest number comes infinity, and of a NaN only that it is one is certain.

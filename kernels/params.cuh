@@ -138,9 +138,72 @@ struct pk_attend_params {
     pk_variant variant;
 };
 
+// ---- The fast kernel: pk_plan, pk_decode_*, pk_merge ----
+//
+// The query heads of a KV head are cut into parts of at most `part_heads`, and each part is a virtual KV head. The
+// pairs (query token, head of the part) of a row, token after token, are its columns; `columns` of them in a row are a
+// span. An item is a span with a virtual KV head, and its work are tiles of 64 keys, of which a CTA takes 16 with each
+// warp.
+
+// Tokens of a page, of which a warp takes one at a time, and of a tile.
+#define PK_PAGE_TOKENS 16
+#define PK_TILE_TOKENS 64
+
+// A span, and the keys that any of its columns may see.
+struct pk_span {
+    int row, first_column;      // first_column: of those of the row
+    int first, end;             // positions
+    int first_tile, num_tiles;  // no tiles where it sees nothing
+    long long before;           // the tiles of the spans before it
+};
+
+struct pk_plan_head {
+    int spans, unused;
+    long long tiles;  // of all spans
+};
+
+// Where a plan lies. Room for as many spans as query tokens: a part has no more heads than a span has columns.
+struct pk_plan {
+    pk_plan_head *head;
+    int *row_spans;  // [max_rows]: the first span of each row
+    pk_span *spans;  // [max_spans]
+};
+
+// pk_plan: the spans of a step. Grid: one CTA of 256 threads; PK_PLAN_SHARED bytes of dynamic shared memory.
+#define PK_PLAN_SHARED 2176
+struct pk_plan_params {
+    pk_step step;
+    pk_plan plan;
+    int part_heads, columns, window, has_mask, block_size, max_rows, max_tables, max_spans;
+};
+
+// pk_decode_<dtype of the pool>_<head_dim>x<columns> and, behind it with the same parameters, pk_merge.
+//
+// A part of an item's work leaves a partial: weighted sums of V [columns, head_dim], then maxima and sums of weights
+// [columns], f32. Slot `slots` - 1 of a CTA's is for the item that begins in it and ends elsewhere; of the item that
+// began elsewhere, a balanced CTA leaves one partial in slot 0, one of fixed splits leaves split i in slot i.
+struct pk_decode_params {
+    pk_step step;
+    pk_tensor q, out;  // [tokens, q_heads, head_dim]
+    float *lse;        // [tokens, q_heads] dense, or null; natural logarithm
+    pk_plane k_pool, v_pool;
+    pk_plan plan;
+    float *partials;  // [ctas, slots, columns * (head_dim + 2)]
+    int q_heads, kv_heads, parts, part_heads, columns, head_dim, block_size, num_blocks;
+    int ctas;         // the most that take part
+    int min_tiles;    // so that no CTA starts for less
+    int split_tiles;  // an item's work is cut where a multiple of so many tiles begins; 0: where a CTA's share ends
+    int slots;
+    int stages;       // pages on their way of each warp
+    int unused;
+    pk_variant variant;
+};
+
 // As `params.rs` asserts.
 static_assert(sizeof(pk_plane) == 32 && sizeof(pk_tensor) == 32 && sizeof(pk_step) == 56, "see params.rs");
 static_assert(sizeof(pk_prepare_params) == 64 && sizeof(pk_write_params) == 272, "see params.rs");
 static_assert(sizeof(pk_run) == 24 && sizeof(pk_copy_params) == 72, "see params.rs");
 static_assert(sizeof(pk_piece) == 32 && sizeof(pk_records_params) == 48, "see params.rs");
 static_assert(sizeof(pk_variant) == 2080 && sizeof(pk_attend_params) == 2360, "see params.rs");
+static_assert(sizeof(pk_span) == 32 && sizeof(pk_plan_head) == 16 && sizeof(pk_plan) == 24, "see params.rs");
+static_assert(sizeof(pk_plan_params) == 112 && sizeof(pk_decode_params) == 2360, "see params.rs");

@@ -59,3 +59,7 @@ inline float pk_exp2(float x) {
 inline float pk_log2(float x) {
     return log2f(fabsf(x) < 1.17549435e-38f ? 0.0f * x : x);  // so are arguments
 }
+
+inline float pk_max(float a, float b) {
+    return fmaxf(a, b);
+}

@@ -106,7 +106,9 @@ CUDA_API cuStreamBeginCapture_v2(void *handle, int mode) {
     if (stream->capture) {
         return ILLEGAL_STATE;
     }
+    static uint64_t captures = 0;
     stream->capture = std::make_shared<Capture>();
+    stream->capture->id = ++captures;
     stream->capture->origin = stream;
     stream->capture->mode = mode;
     stream->capture->thread = std::this_thread::get_id();
@@ -153,6 +155,24 @@ CUDA_API cuStreamIsCapturing(void *handle, int *status) {
         *status = 0;
     } else {
         *status = stream->capture->invalid ? 2 : 1;
+    }
+    return SUCCESS;
+}
+
+// Of what may be asked for, status and id are given.
+CUDA_API cuStreamGetCaptureInfo_v2(void *handle, int *status, uint64_t *id, Graph **graph, void **dependencies,
+                                   size_t *num_dependencies) {
+    ENTER(Context);
+    Stream *stream = find_stream(handle);
+    if (!stream) {
+        return INVALID_HANDLE;
+    }
+    if (graph || dependencies || num_dependencies) {
+        return NOT_SUPPORTED;
+    }
+    *status = !stream->capture ? 0 : stream->capture->invalid ? 2 : 1;
+    if (id && stream->capture) {
+        *id = stream->capture->id;
     }
     return SUCCESS;
 }

@@ -46,6 +46,7 @@ struct Node {
 };
 
 struct Capture {
+    uint64_t id;  // no other has it, ever
     std::vector<Node> nodes;
     Stream *origin;
     int mode;  // 0: global, 1: of the thread, 2: relaxed
