@@ -40,6 +40,15 @@ pub(crate) enum Bug {
     /// A mask is taken for the one that the device has.
     #[cfg(feature = "cuda")]
     MaskNotSent,
+    /// The plan of a step is taken for that of a later one.
+    #[cfg(feature = "cuda")]
+    PlanOfAnotherStep,
+    /// The plan of a capture is taken for that of a later one.
+    #[cfg(feature = "cuda")]
+    PlanOfAnotherCapture,
+    /// Plans of captures lie where those of steps do.
+    #[cfg(feature = "cuda")]
+    PlanInOnePlace,
 }
 
 std::thread_local! {

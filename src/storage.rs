@@ -32,7 +32,9 @@ pub use params::{AttendParams, QueryMask};
 #[cfg(feature = "std")]
 pub use cpu::{CpuStats, CpuStorage, CpuTensor, CpuTensorMut, Element, merge_states};
 #[cfg(feature = "cuda")]
-pub use cuda::{CudaExec, CudaLimits, CudaRecords, CudaStorage, CudaTensor, CudaTensorMut, MAX_CUDA_HEAD_DIM};
+pub use cuda::{
+    CudaExec, CudaKernel, CudaLimits, CudaRecords, CudaStorage, CudaTensor, CudaTensorMut, MAX_CUDA_HEAD_DIM,
+};
 #[cfg(feature = "std")]
 pub use error::StorageError;
 #[cfg(feature = "std")]

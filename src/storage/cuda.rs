@@ -1,16 +1,19 @@
 //! KV memory of an NVIDIA GPU, and attention on it.
 //!
 //! The pieces, from the driver up: `driver` finds it and reads its errors; `memory` owns what it gives; `kernels` loads and
-//! launches; `stream` keeps calls in order; `pool` is K and V; `buffers` and `masks` are the metadata of a step.
+//! launches; `decode` and `plans` are the fast kernel and what it works by; `stream` keeps calls in order; `pool` is K and
+//! V; `buffers` and `masks` are the metadata of a step.
 #![allow(unsafe_code)]
 
 mod buffers;
+mod decode;
 mod driver;
 mod kernels;
 mod limits;
 mod masks;
 mod memory;
 mod params;
+mod plans;
 mod pool;
 mod records;
 mod slab;
@@ -26,6 +29,7 @@ use std::sync::{Mutex, PoisonError};
 use cudarc::driver::CudaContext;
 
 use buffers::Buffers;
+use decode::{Call, Decode};
 use kernels::{Grid, Kernels};
 use masks::Masks;
 use memory::DeviceMemory;
@@ -74,6 +78,11 @@ const COPY_CTAS: u32 = 1024;
 /// old table back. What is noticed is refused: changes to a table that the storage does not have as long as they say it is
 /// ([`StorageError::UnknownTable`]); a view of the sequence sends it anew. Blocks of lookahead are part of kept tables. A step with whole tables takes the place of the first tables that were
 /// kept.
+///
+/// # Kernels
+/// Which one attention of a layer runs on is a matter of the layout: [`kernel`](Self::kernel) says it, and [`CudaKernel`]
+/// what they promise. The faster one plans the work of a step on the device, once for each kind of attention, and cuts
+/// long contexts into parts; see [`CudaLimits::with_fixed_splits`].
 ///
 /// # CUDA graphs
 /// [`copy_blocks`](KvStorage::copy_blocks), [`write_kv`](KvStorage::write_kv) and [`attend`](KvStorage::attend) can be captured;
@@ -138,10 +147,15 @@ pub struct CudaStorage {
     num_runs: i32,
     pieces: Pieces,
     kernels: Kernels,
+    /// Where a layer is one for it.
+    decode: Option<Decode>,
     buffers: Buffers,
     masks: Mutex<Masks>,
     order: Order,
     check: Check,
+    limits: CudaLimits,
+    /// Steps that were prepared, or that it was tried with.
+    steps: u64,
     prepared: Option<Prepared>,
     context: Arc<CudaContext>,
 }
@@ -154,6 +168,10 @@ struct Prepared {
     row_tokens: usize,
     copies: usize,
     copied: Copied,
+    /// Counts the steps of the storage.
+    number: u64,
+    /// Tiles of 64 keys of all query tokens, each by itself: no less than there are to be worked on.
+    tiles: u64,
 }
 
 /// Where the copies of the step are.
@@ -163,6 +181,23 @@ enum Copied {
     /// They are part of a graph, which may be replayed or thrown away: who knows.
     Captured,
     Yes,
+}
+
+/// The kernel that a layer's attention runs on. The layout decides, once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum CudaKernel {
+    /// For every layout: a group of threads for each query head of each token, which reads all keys by itself.
+    Naive,
+    /// By tensor cores, all query heads of a KV head at once, long contexts by many groups of threads: for K and V of
+    /// `f16`, `bf16` or `F8E4M3`, of 64, 128 or 256 elements both, in blocks of a multiple of 16 tokens, every head of
+    /// every token beginning at a multiple of 16 bytes.
+    ///
+    /// Queries, and weights where they are multiplied by V, are rounded to 16 bits: to `bf16` for a pool of that, else to
+    /// `f16`, beyond whose largest number, 65,504, they count as that. NaN and infinities in V reach all queries of a row
+    /// that are worked on together, eight or sixteen heads of tokens, if one of them sees them: those of a later token
+    /// an earlier one, too. In K they do not.
+    Decode,
 }
 
 impl CudaStorage {
@@ -231,6 +266,7 @@ impl CudaStorage {
         let pieces = Pieces::new(context, &layout, &layers, RUN_BYTES)?;
         Ok(Self {
             kernels: Kernels::load(context, layout.dtype())?,
+            decode: Decode::new(context, &layout, &layers, limits)?,
             buffers: Buffers::new(context, limits)?,
             masks: Mutex::new(Masks::new(context, &limits)?),
             order: Order::new(context)?,
@@ -242,6 +278,8 @@ impl CudaStorage {
             num_runs,
             pieces,
             check: Check::default(),
+            limits,
+            steps: 0,
             prepared: None,
             context: Arc::clone(context),
         })
@@ -259,6 +297,21 @@ impl CudaStorage {
     /// Bytes of K and V and their scales: those of the layout.
     pub fn bytes(&self) -> u64 {
         self.layout.bytes()
+    }
+
+    /// Bytes of device memory that the storage takes beside the pool: for [steps](CudaLimits::device_bytes), and for what
+    /// attention leaves in between. The latter depends on the device, not on the length of contexts.
+    pub fn device_bytes(&self) -> u64 {
+        self.limits.device_bytes() + self.decode.as_ref().map_or(0, Decode::bytes)
+    }
+
+    /// What attention of a layer runs on.
+    ///
+    /// # Errors
+    /// [`StorageError::NoSuchLayer`].
+    pub fn kernel(&self, layer: u32) -> Result<CudaKernel, StorageError> {
+        let layer = self.layer(layer)?;
+        Ok(if Decode::takes(&self.layout, layer) { CudaKernel::Decode } else { CudaKernel::Naive })
     }
 
     /// The device address of one of the layout's [allocations](KvLayout::allocations), or `None` where it has no such: for
@@ -358,6 +411,7 @@ impl KvStorage for CudaStorage {
             return Err(StorageError::Capturing);
         }
         self.prepared = None;
+        self.steps += 1;
         self.buffers.send(&turn, &self.kernels, step, tables)?;
         let copies = tables.copies().len();
         self.prepared = Some(Prepared {
@@ -365,6 +419,8 @@ impl KvStorage for CudaStorage {
             row_tokens: step.rows().iter().map(|row| ix(row.len)).max().unwrap_or(0),
             copies,
             copied: if copies > 0 { Copied::No } else { Copied::Yes },
+            number: self.steps,
+            tiles: step.rows().iter().map(|row| u64::from(row.seq_len().div_ceil(64)) * u64::from(row.len)).sum(),
         });
         Ok(())
     }
@@ -454,6 +510,22 @@ impl KvStorage for CudaStorage {
         let turn = self.order.enter(exec)?;
         self.check_copied(&turn, prepared)?;
         let variant = self.variant(&turn, params, q_heads)?;
+        if let Some(decode) = self.decode.as_ref().filter(|_| Decode::takes(&self.layout, layer)) {
+            let call = Call {
+                step: self.buffers.addresses(),
+                q,
+                out,
+                lse,
+                variant,
+                q_heads,
+                num_blocks: self.layout.num_blocks(),
+                number: prepared.number,
+                row_tokens: prepared.row_tokens,
+                tiles: prepared.tiles,
+            };
+            // SAFETY: the tensors were checked; the output's heads are disjoint, and there is a log-sum-exp for each.
+            return unsafe { decode.attend(&turn, layer, call) };
+        }
         let (k_dim, v_dim) = (geometry.k_dim, geometry.v_dim);
         let params = params::Attend {
             step: self.buffers.addresses(),

@@ -2,12 +2,13 @@
 #![allow(unsafe_code)]
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::ffi::c_void;
 
-use cudarc::driver::{CudaContext, CudaFunction, CudaModule, result};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, result, sys};
 use cudarc::nvrtc::Ptx;
 
-use super::driver::fault;
+use super::driver::{capability, fault};
 use super::memory::BesideCaptures;
 use super::params::{self, Params};
 use super::stream::Turn;
@@ -49,6 +50,15 @@ impl<P: Params> Kernel<P> {
     }
 }
 
+impl<P> Kernel<P> {
+    /// Lets launches have so many bytes of memory in common, beyond the 48 KiB that all may have.
+    pub(super) fn allow_shared(&self, bytes: u32) -> Result<(), StorageError> {
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        self.function.set_attribute(attribute, bytes).map_err(fault("cuFuncSetAttribute"))
+    }
+}
+
 /// The kernels of a storage.
 #[derive(Debug)]
 pub(super) struct Kernels {
@@ -65,6 +75,13 @@ const COPY_BLOCKS: &str = include_str!("../../../kernels/ptx/copy_blocks.ptx");
 const WRITE_KV: &str = include_str!("../../../kernels/ptx/write_kv.ptx");
 const RECORDS: &str = include_str!("../../../kernels/ptx/records.ptx");
 const ATTEND_NAIVE: &str = include_str!("../../../kernels/ptx/attend_naive.ptx");
+const PLAN: &str = include_str!("../../../kernels/ptx/plan.ptx");
+const MERGE: &str = include_str!("../../../kernels/ptx/merge.ptx");
+const DECODE_F16: &str = include_str!("../../../kernels/ptx/decode_f16.ptx");
+const DECODE_BF16: &str = include_str!("../../../kernels/ptx/decode_bf16.ptx");
+const DECODE_E4M3: &str = include_str!("../../../kernels/ptx/decode_e4m3.ptx");
+/// For devices that convert by an instruction.
+const DECODE_E4M3_SM_90: &str = include_str!("../../../kernels/ptx/decode_e4m3_sm_90.ptx");
 
 impl Kernels {
     /// Those for a pool of this type.
@@ -82,18 +99,44 @@ impl Kernels {
             copy_blocks: load(context, COPY_BLOCKS, "pk_copy_blocks")?,
             write_kv: load(context, WRITE_KV, write_kv)?,
             attend_naive: load(context, ATTEND_NAIVE, attend_naive)?,
-            gather_blocks: kernel(&records, "pk_gather_blocks")?,
-            scatter_blocks: kernel(&records, "pk_scatter_blocks")?,
+            gather_blocks: function(&records, "pk_gather_blocks")?,
+            scatter_blocks: function(&records, "pk_scatter_blocks")?,
         })
     }
 }
 
-fn load<P: Params>(
+/// The one that plans steps.
+pub(super) fn load_plan(context: &Arc<CudaContext>) -> Result<Kernel<params::MakePlan>, StorageError> {
+    load(context, PLAN, "pk_plan")
+}
+
+/// The one that joins partials.
+pub(super) fn load_merge(context: &Arc<CudaContext>) -> Result<Kernel<params::Decode>, StorageError> {
+    load(context, MERGE, "pk_merge")
+}
+
+/// The decode kernels of a pool type and head dimension, with their columns, the fewest first: none where there are none.
+/// 16 columns of 256 elements would not fit the registers of a thread.
+pub(super) fn load_decode(
     context: &Arc<CudaContext>,
-    ptx: &'static str,
-    name: &'static str,
-) -> Result<Kernel<P>, StorageError> {
-    kernel(&module(context, ptx)?, name)
+    dtype: DType,
+    head_dim: u32,
+) -> Result<Vec<(u32, Kernel<params::Decode>)>, StorageError> {
+    let e4m3 = if capability(context)? >= 90 { DECODE_E4M3_SM_90 } else { DECODE_E4M3 };
+    let (ptx, names): (_, &[_]) = match (dtype, head_dim) {
+        (DType::F16, 64) => (DECODE_F16, &[(8, "pk_decode_f16_64x8"), (16, "pk_decode_f16_64x16")]),
+        (DType::F16, 128) => (DECODE_F16, &[(8, "pk_decode_f16_128x8"), (16, "pk_decode_f16_128x16")]),
+        (DType::F16, 256) => (DECODE_F16, &[(8, "pk_decode_f16_256x8")]),
+        (DType::BF16, 64) => (DECODE_BF16, &[(8, "pk_decode_bf16_64x8"), (16, "pk_decode_bf16_64x16")]),
+        (DType::BF16, 128) => (DECODE_BF16, &[(8, "pk_decode_bf16_128x8"), (16, "pk_decode_bf16_128x16")]),
+        (DType::BF16, 256) => (DECODE_BF16, &[(8, "pk_decode_bf16_256x8")]),
+        (DType::F8E4M3, 64) => (e4m3, &[(8, "pk_decode_e4m3_64x8"), (16, "pk_decode_e4m3_64x16")]),
+        (DType::F8E4M3, 128) => (e4m3, &[(8, "pk_decode_e4m3_128x8"), (16, "pk_decode_e4m3_128x16")]),
+        (DType::F8E4M3, 256) => (e4m3, &[(8, "pk_decode_e4m3_256x8")]),
+        _ => return Ok(Vec::new()),
+    };
+    let module = module(context, ptx)?;
+    names.iter().map(|&(columns, name)| Ok((columns, function(&module, name)?))).collect()
 }
 
 fn module(context: &Arc<CudaContext>, ptx: &'static str) -> Result<Arc<CudaModule>, StorageError> {
@@ -101,7 +144,15 @@ fn module(context: &Arc<CudaContext>, ptx: &'static str) -> Result<Arc<CudaModul
     context.load_module(Ptx::from_src(ptx)).map_err(fault("cuModuleLoadData"))
 }
 
-fn kernel<P: Params>(module: &Arc<CudaModule>, name: &'static str) -> Result<Kernel<P>, StorageError> {
+fn function<P: Params>(module: &Arc<CudaModule>, name: &'static str) -> Result<Kernel<P>, StorageError> {
     let function = module.load_function(name).map_err(fault("cuModuleGetFunction"))?;
     Ok(Kernel { function, name, params: core::marker::PhantomData })
+}
+
+fn load<P: Params>(
+    context: &Arc<CudaContext>,
+    ptx: &'static str,
+    name: &'static str,
+) -> Result<Kernel<P>, StorageError> {
+    function(&module(context, ptx)?, name)
 }

@@ -33,14 +33,17 @@ pub struct CudaLimits {
     pub max_copies: u32,
     /// Words of 64 bits of a mask, per query token.
     pub max_mask_words: u32,
+    /// See [`with_fixed_splits`](Self::with_fixed_splits).
+    pub fixed_splits: bool,
 }
 
 impl CudaLimits {
     /// At most `max_rows` sequences in a step, `max_tokens` query tokens of all of them together, and `max_row_blocks`
-    /// blocks of each: the longest context in blocks. As many kept tables and copies as rows; masks for rows of up to 64 query tokens.
+    /// blocks of each: the longest context in blocks. As many kept tables and copies as rows; masks for
+    /// rows of up to 64 query tokens.
     pub const fn new(max_rows: u32, max_tokens: u32, max_row_blocks: u32) -> Self {
         let (max_sequences, max_copies) = (max_rows, max_rows);
-        Self { max_rows, max_tokens, max_row_blocks, max_sequences, max_copies, max_mask_words: 1 }
+        Self { max_rows, max_tokens, max_row_blocks, max_sequences, max_copies, max_mask_words: 1, fixed_splits: false }
     }
 
     /// More sequences whose tables are kept than there are rows in a step.
@@ -61,7 +64,19 @@ impl CudaLimits {
         Self { max_mask_words, ..self }
     }
 
-    /// Bytes of device memory that the metadata of steps takes, beside the pool.
+    /// Whether work is cut at fixed positions of a context, so that no bit of a result depends on what else is in the step.
+    ///
+    /// Without, the work of a step is dealt out evenly, which is the fastest: long contexts are cut wherever a share ends,
+    /// and what is summed in which order then depends on the other rows. With fixed splits a context is cut where a
+    /// multiple of a number of tokens begins: a sixteenth of the longest that these limits allow, and at least 512. One
+    /// long row is then worked on by 16 groups of threads at most for each KV head, and partial results take more memory.
+    #[must_use]
+    pub const fn with_fixed_splits(self, fixed_splits: bool) -> Self {
+        Self { fixed_splits, ..self }
+    }
+
+    /// Bytes of device memory that the metadata of steps takes, beside the pool. What attention needs beside depends on the
+    /// layout and on the device: [`CudaStorage::device_bytes`](crate::storage::CudaStorage::device_bytes) has it.
     pub fn device_bytes(&self) -> u64 {
         let words = packed_words(self).saturating_add(fixed_words(self)).saturating_add(table_words(self));
         words.saturating_add(mask_words(self)).saturating_mul(4)

@@ -147,6 +147,67 @@ pub(super) struct Attend {
     pub(super) variant: Variant,
 }
 
+/// Where a plan lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub(super) struct Plan {
+    pub(super) head: u64,
+    pub(super) row_spans: u64,
+    pub(super) spans: u64,
+}
+
+/// Bytes of a plan's head, and of a span.
+pub(super) const PLAN_HEAD_BYTES: u64 = 16;
+pub(super) const SPAN_BYTES: u64 = 32;
+
+/// Shared memory of `pk_plan`.
+pub(super) const PLAN_SHARED_BYTES: u32 = 2176;
+
+/// Of `pk_plan`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct MakePlan {
+    pub(super) step: Step,
+    pub(super) plan: Plan,
+    pub(super) part_heads: i32,
+    pub(super) columns: i32,
+    pub(super) window: i32,
+    pub(super) has_mask: i32,
+    pub(super) block_size: i32,
+    pub(super) max_rows: i32,
+    pub(super) max_tables: i32,
+    pub(super) max_spans: i32,
+}
+
+/// Of `pk_decode_*` and `pk_merge`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Decode {
+    pub(super) step: Step,
+    pub(super) q: Tensor,
+    pub(super) out: Tensor,
+    pub(super) lse: u64,
+    pub(super) k_pool: Plane,
+    pub(super) v_pool: Plane,
+    pub(super) plan: Plan,
+    pub(super) partials: u64,
+    pub(super) q_heads: i32,
+    pub(super) kv_heads: i32,
+    pub(super) parts: i32,
+    pub(super) part_heads: i32,
+    pub(super) columns: i32,
+    pub(super) head_dim: i32,
+    pub(super) block_size: i32,
+    pub(super) num_blocks: i32,
+    pub(super) ctas: i32,
+    pub(super) min_tiles: i32,
+    pub(super) split_tiles: i32,
+    pub(super) slots: i32,
+    pub(super) stages: i32,
+    pub(super) unused: i32,
+    pub(super) variant: Variant,
+}
+
 /// The parameters of a kernel: plain data.
 pub(super) trait Params: core::marker::Copy {}
 
@@ -154,6 +215,8 @@ impl Params for Prepare {}
 impl Params for Write {}
 impl Params for Copy {}
 impl Params for Attend {}
+impl Params for MakePlan {}
+impl Params for Decode {}
 impl Params for Records {}
 
 /// What kernels read an array of.
@@ -167,6 +230,7 @@ const _: () = assert!(size_of::<Plane>() == 32 && size_of::<Tensor>() == 32 && s
 const _: () = assert!(size_of::<Prepare>() == 64 && size_of::<Write>() == 272 && size_of::<Run>() == 24);
 const _: () = assert!(size_of::<Piece>() == 32 && size_of::<Records>() == 48);
 const _: () = assert!(size_of::<Copy>() == 72 && size_of::<Variant>() == 2080 && size_of::<Attend>() == 2360);
+const _: () = assert!(size_of::<Plan>() == 24 && size_of::<MakePlan>() == 112 && size_of::<Decode>() == 2360);
 
 /// The number of an element type.
 pub(super) const fn number(dtype: DType) -> i32 {

@@ -6,9 +6,9 @@ use core::ffi::c_void;
 use core::marker::PhantomData;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::{CudaContext, CudaStream, result, sys};
+use cudarc::driver::{CudaContext, CudaStream, sys};
 
-use super::driver::fault;
+use super::driver::{self, Capture, fault};
 use super::memory::{Event, bind};
 use crate::storage::StorageError;
 
@@ -57,9 +57,9 @@ const PER_THREAD: usize = 2;
 /// Whether what a stream is told becomes part of a graph. The stream is one of the current context: as all that come here,
 /// kept alive, or by the contract of `from_raw`.
 fn is_capturing(stream: sys::CUstream) -> Result<bool, StorageError> {
-    // SAFETY: a stream, see above.
-    let status = unsafe { result::stream::is_capturing(stream) }.map_err(fault("cuStreamIsCapturing"))?;
-    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    // SAFETY: a stream of the current context, see above.
+    let capture = unsafe { driver::capture_of(stream) }?;
+    Ok(capture != Capture::None)
 }
 
 /// The stream of the last call, kept alive where it can be.
@@ -164,6 +164,12 @@ impl Turn<'_> {
 
     /// Whether what is enqueued becomes part of a graph instead of being run.
     pub(super) fn is_capturing(&self) -> Result<bool, StorageError> {
-        is_capturing(self.stream)
+        Ok(self.capture()? != Capture::None)
+    }
+
+    /// Of which graph it becomes a part.
+    pub(super) fn capture(&self) -> Result<Capture, StorageError> {
+        // SAFETY: a stream of the current context by the invariant.
+        unsafe { driver::capture_of(self.stream) }
     }
 }

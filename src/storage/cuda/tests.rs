@@ -4,6 +4,7 @@
 //! CPU storage, which the suite compares with float64.
 
 mod changes;
+mod decode;
 mod graphs;
 mod planted;
 mod records;

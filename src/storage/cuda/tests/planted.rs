@@ -81,10 +81,13 @@ fn every_bug_of_the_host_meets_an_objection() {
     if !emulated() {
         return;
     }
-    let tests: [(Bug, fn()); 3] = [
+    let tests: [(Bug, fn()); 6] = [
         (Bug::SlabNotAwaited, steps_that_are_told_at_once),
         (Bug::StreamsNotOrdered, a_step_on_two_streams),
         (Bug::MaskNotSent, masks_that_change),
+        (Bug::PlanOfAnotherStep, super::decode::steps_of_other_rows),
+        (Bug::PlanOfAnotherCapture, super::decode::graphs_in_pieces),
+        (Bug::PlanInOnePlace, super::decode::graphs_in_pieces),
     ];
     for (bug, test) in tests {
         test();

@@ -39,11 +39,16 @@ pub(super) fn row(start: u32, len: u32, blocks: impl IntoIterator<Item = u32>) -
 }
 
 pub(super) fn step(rows: &[Row], copies: &[(u32, u32)]) -> Step {
+    step_of(BLOCK_SIZE, rows, copies)
+}
+
+/// The same in blocks of another size.
+pub(super) fn step_of(block_size: u32, rows: &[Row], copies: &[(u32, u32)]) -> Step {
     let blocks: Vec<Vec<_>> = rows.iter().map(|row| row.blocks.iter().copied().map(BlockId::new).collect()).collect();
     let rows: Vec<_> =
         rows.iter().zip(&blocks).map(|(row, blocks)| TableRow { start: row.start, len: row.len, blocks }).collect();
     let copy = |&(src, dst): &(u32, u32)| BlockCopy { src: BlockId::new(src), dst: BlockId::new(dst) };
-    Step::from_tables(BLOCK_SIZE, &rows, &copies.iter().map(copy).collect::<Vec<_>>()).unwrap()
+    Step::from_tables(block_size, &rows, &copies.iter().map(copy).collect::<Vec<_>>()).unwrap()
 }
 
 pub(super) struct Rig {
