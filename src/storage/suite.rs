@@ -18,7 +18,7 @@ mod variants;
 mod world;
 
 #[cfg(feature = "cuda")]
-use cuda::Cuda;
+use cuda::{Balanced, Cuda, Fixed, Naive};
 use harness::{Cpu, Harness};
 
 /// Instantiates the laws for a harness and an element type.
@@ -58,6 +58,21 @@ macro_rules! storage_suite {
             );
         }
     };
+    (@float64 $name:ident, $harness:ty, $isa:literal, $dtype:ident) => {
+        mod $name {
+            use super::*;
+            use crate::layout::DType;
+
+            storage_suite!(@laws variants, $harness, $isa, $dtype, every_variant_agrees_with_float64,);
+            storage_suite!(@laws laws, $harness, $isa, $dtype,
+                every_shape_agrees_with_float64,
+                random_shapes_agree_with_float64,
+                large_scores_agree_with_float64,
+                an_empty_step_is_a_step,
+                the_format_bounds_the_error,
+            );
+        }
+    };
     (@laws $laws:ident, $harness:ty, $isa:literal, $dtype:ident, $($law:ident,)*) => {$(
         #[test]
         fn $law() {
@@ -92,12 +107,25 @@ storage_suite!(portable_f8e4m3, Cpu, "portable", F8E4M3);
 storage_suite!(portable_i8, Cpu, "portable", I8);
 
 #[cfg(feature = "cuda")]
-storage_suite!(cuda_f32, Cuda, "", F32);
+storage_suite!(cuda_f32, Cuda<Naive>, "", F32);
 #[cfg(feature = "cuda")]
-storage_suite!(cuda_f16, Cuda, "", F16);
+storage_suite!(cuda_f16, Cuda<Naive>, "", F16);
 #[cfg(feature = "cuda")]
-storage_suite!(cuda_bf16, Cuda, "", BF16);
+storage_suite!(cuda_bf16, Cuda<Naive>, "", BF16);
 #[cfg(feature = "cuda")]
-storage_suite!(cuda_f8e4m3, Cuda, "", F8E4M3);
+storage_suite!(cuda_f8e4m3, Cuda<Naive>, "", F8E4M3);
 #[cfg(feature = "cuda")]
-storage_suite!(cuda_i8, Cuda, "", I8);
+storage_suite!(cuda_i8, Cuda<Naive>, "", I8);
+#[cfg(feature = "cuda")]
+storage_suite!(cuda_decode_f16, Cuda<Fixed>, "", F16);
+#[cfg(feature = "cuda")]
+storage_suite!(cuda_decode_bf16, Cuda<Fixed>, "", BF16);
+#[cfg(feature = "cuda")]
+storage_suite!(cuda_decode_f8e4m3, Cuda<Fixed>, "", F8E4M3);
+// Its bits depend on the whole step.
+#[cfg(feature = "cuda")]
+storage_suite!(@float64 cuda_balanced_f16, Cuda<Balanced>, "", F16);
+#[cfg(feature = "cuda")]
+storage_suite!(@float64 cuda_balanced_bf16, Cuda<Balanced>, "", BF16);
+#[cfg(feature = "cuda")]
+storage_suite!(@float64 cuda_balanced_f8e4m3, Cuda<Balanced>, "", F8E4M3);

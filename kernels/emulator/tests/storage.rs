@@ -177,7 +177,7 @@ fn a_call_of_the_driver_that_fails_is_an_error_and_no_more() {
         "cuModuleLoadData",
         "cuModuleGetFunction",
         "cuMemcpyHtoD_v2",
-        "cuStreamIsCapturing",
+        "cuStreamGetCaptureInfo_v2",
         "cuEventSynchronize",
         "cuMemcpyHtoDAsync_v2",
         "cuEventRecord",

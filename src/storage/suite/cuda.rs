@@ -6,15 +6,20 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::RefCell;
+use core::marker::PhantomData;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result};
 
 use super::harness::Harness;
-use crate::id::{Slot, ix};
-use crate::layout::KvLayout;
+use super::reference::Rounding;
+use super::shapes::{Form, Model};
+use crate::id::{Slot, ix, len32};
+use crate::layout::{DType, KvLayout};
 use crate::step::Step;
 use crate::storage::cuda::tests::found;
-use crate::storage::{AttendParams, CpuStorage, CudaLimits, CudaStorage, CudaTensor, CudaTensorMut, KvStorage};
+use crate::storage::{
+    AttendParams, CpuStorage, CudaKernel, CudaLimits, CudaStorage, CudaTensor, CudaTensorMut, KvStorage,
+};
 
 /// Those of the steps of the suite: no more query tokens than slots, and no row of more blocks than there are.
 fn limits(layout: &KvLayout) -> CudaLimits {
@@ -22,18 +27,88 @@ fn limits(layout: &KvLayout) -> CudaLimits {
     CudaLimits::new(64, slots, layout.num_blocks()).with_mask_words(4)
 }
 
+/// Which of its kernels is under test, and on what terms.
+pub(super) trait Under {
+    const KERNEL: CudaKernel;
+    const FIXED_SPLITS: bool;
+    fn model(model: Model) -> Model;
+    fn block_size(tokens: u32) -> u32 {
+        tokens
+    }
+}
+
+/// The naive kernel, which takes every shape: those that the decode kernel takes get a V of another width.
+pub(super) struct Naive;
+
+impl Under for Naive {
+    const KERNEL: CudaKernel = CudaKernel::Naive;
+    const FIXED_SPLITS: bool = false;
+
+    fn model(model: Model) -> Model {
+        let taken = matches!(model.dtype, DType::F16 | DType::BF16 | DType::F8E4M3)
+            && model.k_dim == model.v_dim
+            && matches!(model.k_dim, 64 | 128 | 256);
+        if taken { Model { v_dim: model.v_dim - 8, ..model } } else { model }
+    }
+}
+
+/// The shape nearest to one that the decode kernel takes.
+fn nearest(model: Model) -> Model {
+    let head_dim = match model.k_dim {
+        ..=64 => 64,
+        65..=128 => 128,
+        _ => 256,
+    };
+    // The foreign form has its rows anywhere.
+    let form = if model.form == Form::Foreign { Form::Planes } else { model.form };
+    Model { k_dim: head_dim, v_dim: head_dim, form, ..model }
+}
+
+/// The decode kernel that deals its work out evenly: where sums are cut depends on the whole step.
+pub(super) struct Balanced;
+
+impl Under for Balanced {
+    const KERNEL: CudaKernel = CudaKernel::Decode;
+    const FIXED_SPLITS: bool = false;
+
+    fn model(model: Model) -> Model {
+        nearest(model)
+    }
+
+    fn block_size(tokens: u32) -> u32 {
+        tokens.next_multiple_of(16)
+    }
+}
+
+/// The decode kernel that cuts its work at fixed positions.
+pub(super) struct Fixed;
+
+impl Under for Fixed {
+    const KERNEL: CudaKernel = CudaKernel::Decode;
+    const FIXED_SPLITS: bool = true;
+
+    fn model(model: Model) -> Model {
+        nearest(model)
+    }
+
+    fn block_size(tokens: u32) -> u32 {
+        tokens.next_multiple_of(16)
+    }
+}
+
 /// The CUDA storage, and one of the CPU with the same bytes, which knows how to read and fill them.
-pub(super) struct Cuda {
+pub(super) struct Cuda<U> {
     storage: CudaStorage,
     stream: Arc<CudaStream>,
     twin: RefCell<CpuStorage>,
+    under: PhantomData<U>,
 }
 
 fn text(error: impl ToString) -> String {
     error.to_string()
 }
 
-impl Cuda {
+impl<U> Cuda<U> {
     fn upload(&self, numbers: &[f32]) -> Result<Option<CudaSlice<f32>>, String> {
         // There is no device memory of no bytes.
         if numbers.is_empty() { Ok(None) } else { self.stream.clone_htod(numbers).map(Some).map_err(text) }
@@ -46,16 +121,40 @@ fn tensor<'a>(data: Option<&'a CudaSlice<f32>>, stream: &'a Arc<CudaStream>, sha
     data.map_or_else(none, |data| CudaTensor::new(data, stream, shape))
 }
 
-impl Harness for Cuda {
+impl<U: Under> Harness for Cuda<U> {
+    const LATER_IS_UNSEEN: bool = matches!(U::KERNEL, CudaKernel::Naive);
+
     fn choose(_: &'static str) -> bool {
         found()
+    }
+
+    fn model(model: Model) -> Model {
+        U::model(model)
+    }
+
+    fn block_size(tokens: u32) -> u32 {
+        U::block_size(tokens)
+    }
+
+    /// Half of the last place of numbers of 11 and of 8 bits, and half of the last place of the smallest f16.
+    fn rounding(&self, layer: u32) -> Rounding {
+        match (self.storage.kernel(layer), self.layout().dtype()) {
+            (Ok(CudaKernel::Decode), DType::BF16) => Rounding { share: 2.0_f64.powi(-8), least: 0.0 },
+            (Ok(CudaKernel::Decode), _) => Rounding { share: 2.0_f64.powi(-11), least: 2.0_f64.powi(-25) },
+            _ => Rounding::default(),
+        }
     }
 
     fn new(layout: KvLayout) -> Result<Self, String> {
         let context = CudaContext::new(0).map_err(text)?;
         let stream = context.new_stream().map_err(text)?;
-        let storage = CudaStorage::new(&context, layout.clone(), limits(&layout)).map_err(text)?;
-        Ok(Self { storage, stream, twin: RefCell::new(CpuStorage::new(layout).map_err(text)?) })
+        let limits = limits(&layout).with_fixed_splits(U::FIXED_SPLITS);
+        let storage = CudaStorage::new(&context, layout.clone(), limits).map_err(text)?;
+        for layer in 0..len32(layout.layers().len()) {
+            assert_eq!(storage.kernel(layer), Ok(U::KERNEL), "{layout:?}");
+        }
+        let twin = RefCell::new(CpuStorage::new(layout).map_err(text)?);
+        Ok(Self { storage, stream, twin, under: PhantomData })
     }
 
     fn layout(&self) -> &KvLayout {

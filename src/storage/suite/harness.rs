@@ -5,6 +5,8 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::cell::Cell;
 
+use super::reference::Rounding;
+use super::shapes::Model;
 use crate::id::{Slot, ix};
 use crate::layout::KvLayout;
 use crate::step::Step;
@@ -14,6 +16,21 @@ use crate::storage::{AttendParams, CpuStorage, CpuTensor, CpuTensorMut, KvStorag
 pub(super) trait Harness: Sized {
     /// Makes this thread's storages use an instruction set, where it matters; whether this machine can run them.
     fn choose(isa: &'static str) -> bool;
+    /// Whether a query's output is the same where a later token of its row is NaN.
+    const LATER_IS_UNSEEN: bool = true;
+    /// The model nearest to this one that is a question to the part under test. That of such a model is itself.
+    fn model(model: Model) -> Model {
+        model
+    }
+    /// So of tokens in a block.
+    fn block_size(tokens: u32) -> u32 {
+        tokens
+    }
+    /// What attention of a layer rounds beside what it adds up.
+    fn rounding(&self, layer: u32) -> Rounding {
+        let _ = layer;
+        Rounding::default()
+    }
     fn new(layout: KvLayout) -> Result<Self, String>;
     fn layout(&self) -> &KvLayout;
     /// Sets every element.

@@ -16,6 +16,14 @@ pub(super) struct Expected {
     pub(super) lse: Vec<(f64, f64)>,
 }
 
+/// How much queries, and weights where they are multiplied by values, are rounded: by a share of each, and by so much of
+/// the largest where that is more.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Rounding {
+    pub(super) share: f64,
+    pub(super) least: f64,
+}
+
 /// By how much the worst case is out of reach.
 const SLACK: f64 = 16.0;
 
@@ -34,6 +42,11 @@ const SLACK: f64 = 16.0;
 ///
 /// A log-sum-exp moves by the absolute error of the scores and by the relative one of the sum, and is rounded five times.
 ///
+/// Where queries and weights are rounded by a share of r each, S r is added to the error of scores, and r to that of
+/// outputs: a weighted mean of values that are each off by r. A weight that is off by more of itself, because it is
+/// small, is off by less than `least` of the largest one, and the n weights by n times that of their sum. As these are
+/// one rounding of each number and no long sums, all that is granted.
+///
 /// That is where every rounding goes the same way. They do not, and 1 / [`SLACK`] of it is asked for: still three times
 /// what was ever seen, and between 10⁻⁶ and 10⁻⁵ of the largest |v| for the shapes here.
 pub(super) fn attention(
@@ -42,6 +55,7 @@ pub(super) fn attention(
     layer: u32,
     seq: u32,
     positions: Range<u32>,
+    rounding: Rounding,
 ) -> Vec<Expected> {
     let [k_dim, v_dim, group] = [model.k_dim, model.v_dim, model.group].map(ix);
     let read = |part, dim| -> Vec<Vec<f64>> {
@@ -66,7 +80,7 @@ pub(super) fn attention(
             let seen: Vec<u32> = (0..len32(end)).filter(sees).collect();
             for (head, q) in q.chunks_exact(k_dim).enumerate() {
                 let kv = head / group;
-                let mut size = 0.0_f64;
+                let (mut size, mut rounded) = (0.0_f64, 0.0_f64);
                 let mut scores: Vec<f64> = Vec::new();
                 for &at in &seen {
                     let key = &keys[ix(at)][kv * k_dim..][..k_dim];
@@ -76,6 +90,7 @@ pub(super) fn attention(
                         sum += (q * k).abs();
                     }
                     let mut score = dot * f64::from(model.scale);
+                    rounded = rounded.max(sum * f64::from(model.scale.abs()) * rounding.share);
                     let mut error = (k_dim as f64 / 8.0 + 8.0) * sum * f64::from(model.scale.abs());
                     if let Some(cap) = variant.soft_cap {
                         score = f64::from(cap) * (score / f64::from(cap)).tanh();
@@ -104,9 +119,15 @@ pub(super) fn attention(
                 expected.values.extend(out);
                 let sums = 6.0 + 64.0 + 2.0 * (seen.len() as f64 / 64.0).ceil() + 4.0;
                 let unit = 2.0_f64.powi(-24);
-                expected.tolerance.push((2.0 * size + 2.0 * sums) / SLACK * largest * unit);
+                // Weights are at least e^-rounded and at most e^rounded times what they should be, and their sum is.
+                let coarse = match total {
+                    0.0 => 0.0,
+                    total => (2.0 * rounded).exp_m1() + rounding.share + rounding.least * seen.len() as f64 / total,
+                };
+                expected.tolerance.push(((2.0 * size + 2.0 * sums) / SLACK * unit + coarse) * largest);
                 let lse = if total > 0.0 { top + total.ln() } else { f64::NEG_INFINITY };
-                expected.lse.push((lse, (size + sums + 5.0 * (top.abs() + lse.abs() + 1.0)) * unit));
+                let arithmetic = (size + sums + 5.0 * (top.abs() + lse.abs() + 1.0)) * unit;
+                expected.lse.push((lse, arithmetic + rounded));
             }
             expected
         })

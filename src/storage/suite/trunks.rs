@@ -99,7 +99,7 @@ pub(super) fn blocks_that_sequences_share_change_no_bit<H: Harness>(dtype: DType
 pub(super) fn the_order_of_rows_that_share_changes_nothing<H: Harness>(dtype: DType) -> Result<(), String> {
     for case in [3, 5] {
         let (content, rows) = batch(case);
-        let model = Model::new(dtype, 2, 3, 12);
+        let model = H::model(Model::new(dtype, 2, 3, 12));
         let by_row = |rows: &[Row]| -> Result<Vec<(u32, Vec<u32>)>, String> {
             let (_, outputs) = outputs::<H>(model, content, 16, rows, true)?;
             let mut all = bits(&outputs).into_iter();

@@ -109,6 +109,7 @@ pub(super) fn no_variant_depends_on_company_or_blocks<H: Harness>(dtype: DType) 
         let mut rng = Rng(case);
         let mut model = Model::new(dtype, 2, rng.pick(&[1, 3, 4]), 24);
         model.variant = variant;
+        let model = H::model(model);
         let rows = mixed(rng.pick(&[10, 90, 600]));
         let run = |block_size, only: Option<Row>| -> Result<_, String> {
             let mut world = World::<H>::new(model, Content::new(7), block_size, &lens(&rows), Blocks::Shuffled(case))?;

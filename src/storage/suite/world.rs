@@ -50,6 +50,7 @@ impl<H: Harness> World<H> {
         lens: &[u32],
         blocks: Blocks,
     ) -> Result<Self, String> {
+        let (model, block_size) = (H::model(model), H::block_size(block_size));
         let widths: Vec<u32> = lens.iter().map(|len| len.div_ceil(block_size) + 1).collect();
         let num_blocks = widths.iter().sum::<u32>() + 3;
         let mut ids: Vec<_> = (0..num_blocks).map(BlockId::new).collect();
@@ -161,13 +162,15 @@ impl<H: Harness> World<H> {
     pub(super) fn compare(&self, rows: &[Row], outputs: &Outputs) -> Result<f64, String> {
         let mut worst = 0.0_f64;
         for ((layer, outputs), lse) in (0..self.model.layers).zip(outputs).zip(&self.lse) {
-            let v_dim = ix(self.model.v_dim);
+            let (v_dim, rounding) = (ix(self.model.v_dim), self.storage.rounding(layer));
             let mut heads = outputs.chunks_exact(v_dim);
             let mut lse = lse.iter();
             for row in rows {
                 let positions = row.start..row.start + row.len;
                 for (expected, position) in
-                    attention(&self.model, &self.content, layer, row.seq, positions.clone()).iter().zip(positions)
+                    attention(&self.model, &self.content, layer, row.seq, positions.clone(), rounding)
+                        .iter()
+                        .zip(positions)
                 {
                     for (head, tolerance) in expected.tolerance.iter().enumerate() {
                         let got = heads.next().ok_or("outputs are missing")?;
