@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     if let Some(runtime) = cuda_emulator::sanitizer_runtime() {
         command.env("LD_PRELOAD", before(runtime.into(), "LD_PRELOAD"));
         // What a test program leaves at its end is not the kernels' business.
-        command.env("ASAN_OPTIONS", "detect_leaks=0");
+        command.env("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1");
     }
     match command.status() {
         Ok(status) => status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from),
