@@ -7,8 +7,7 @@ use super::rig::{Case, Outputs, Type};
 /// Let u be the largest relative error of rounding to the 16-bit type of the MMA, e = 2⁻²⁴ that of `f32`, S the largest
 /// |scale| Σ |q k| of the keys. A score is off by
 /// * u S where queries are rounded (0 where they are of that type already),
-/// * (`head_dim` + 3) e S for the sum, the scale and the change of base, and 2 e |score| for the exponent's own
-/// rounding,
+/// * (`head_dim` + 3) e S for the sum, the scale and the change of base, and 2 e |score| for the exponent's own rounding,
 /// * 8 e c under a soft cap c, and 4 e |bias| for a bias.
 ///
 /// A weighted mean moves by at most twice the relative error of its weights times the largest |v|. A weight's is that

@@ -64,6 +64,7 @@ impl Type {
 }
 
 /// The code of a number of at most 448: the nearest, ties to even.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an exponent, and eighths up to 16")]
 fn e4m3_code(value: f32) -> u8 {
     if value.is_nan() {
         return 0x7f;
