@@ -22,31 +22,17 @@
 #include "memory.cuh"
 #include "params.cuh"
 #include "query.cuh"
-
-// A softmax over some keys: the largest score, and the sum of 2^(score - max).
-struct Softmax {
-    float max, sum;
-};
-
-// NaN is never greater: it stays out of the maximum and stands in the sums.
-PK_DEV float greater(float a, float b) {
-    return b > a ? b : a;
-}
-
-// What takes weights from one maximum to another that is no less: 0 where there were none.
-PK_DEV float rescale(float from, float to) {
-    return from == pk_minus_infinity() ? 0.0f : pk_exp2(from - to);
-}
+#include "score.cuh"
 
 // The weight of a score.
 PK_DEV float weight_of(float score, float max) {
-    return pk_exp2(score - (max == pk_minus_infinity() ? 0.0f : max));
+    return pk_exp2(score - pk_base_of(max));
 }
 
 PK_DEV float warp_max(float x) {
     float max = pk_is_nan(x) ? pk_minus_infinity() : x;
     for (int apart = PK_WARP_LANES / 2; apart > 0; apart /= 2) {
-        max = greater(max, __shfl_xor_sync(PK_ALL_LANES, max, apart));
+        max = pk_max(max, __shfl_xor_sync(PK_ALL_LANES, max, apart));
     }
     return max;
 }
@@ -140,17 +126,17 @@ PK_DEV void add_values(const Chunk &chunk, int v_dim, float factor, float *sums)
 
 // Walks the keys that the query sees. Leaves the weighted sums of V in `sums`.
 template <int POOL>
-PK_DEV Softmax walk(const pk_attend_params &p, const pk_query &query, int head, const float *elements, float *sums,
+PK_DEV pk_softmax walk(const pk_attend_params &p, const pk_query &query, int head, const float *elements, float *sums,
                     Chunk &chunk) {
     const int lane = threadIdx.x;
-    Softmax softmax = {pk_minus_infinity(), 0.0f};
+    pk_softmax softmax = {pk_minus_infinity(), 0.0f};
     for (int first = query.first / PK_WARP_LANES * PK_WARP_LANES; first < query.end; first += PK_WARP_LANES) {
         const Key key = score_key<POOL>(p, query, elements, head, first + lane);
         if (!__any_sync(PK_ALL_LANES, key.value != nullptr)) {
             continue;
         }
-        const float max = greater(softmax.max, warp_max(key.score));
-        const float factor = rescale(softmax.max, max);
+        const float max = pk_max(softmax.max, warp_max(key.score));
+        const float factor = pk_rescale(softmax.max, max);
         const float weight = key.value == nullptr ? 0.0f : weight_of(key.score, max);
         softmax = {max, fmaf(softmax.sum, factor, warp_sum(weight))};
         chunk.value[lane] = key.value;
@@ -165,13 +151,13 @@ PK_DEV Softmax walk(const pk_attend_params &p, const pk_query &query, int head, 
 
 // Writes a head's output, and its log-sum-exp where that is wanted. A sink is a key of which only the weight counts,
 // that of its own maximum being 1.
-PK_DEV void finish(const pk_attend_params &p, Softmax seen, const float *sums, bool has_sink, int token, int head) {
-    Softmax all = seen;
+PK_DEV void finish(const pk_attend_params &p, pk_softmax seen, const float *sums, bool has_sink, int token, int head) {
+    pk_softmax all = seen;
     float factor = 1.0f;
     if (has_sink) {
         const float sink = p.variant.sinks[head] * PK_LOG2_E;
-        all.max = greater(seen.max, sink);
-        factor = rescale(seen.max, all.max);
+        all.max = pk_max(seen.max, sink);
+        factor = pk_rescale(seen.max, all.max);
         all.sum = fmaf(seen.sum, factor, weight_of(sink, all.max));
     }
     pk_u8 *to = pk_tensor_row(p.out, token, head);
@@ -203,7 +189,7 @@ PK_DEV void attend(const pk_attend_params &p) {
     }
     __syncwarp();
     const pk_query query = pk_query_of(p.step, p.variant, p.block_size, token);
-    const Softmax seen = walk<POOL>(p, query, head, elements, sums, chunk);
+    const pk_softmax seen = walk<POOL>(p, query, head, elements, sums, chunk);
     // What pads the step has no sink either: its log-sum-exp is that of nothing.
     finish(p, seen, sums, p.variant.has_sinks && query.table != nullptr, token, head);
 }

@@ -38,9 +38,7 @@ impl Check {
             return Err(StorageError::PaddedRows { rows, padded_rows });
         }
         let num_blocks = layout.num_blocks();
-        let exists = |block: BlockId| {
-            if block.get() < num_blocks { Ok(()) } else { Err(StorageError::NoSuchBlock { block, num_blocks }) }
-        };
+        let exists = |block: BlockId| exist(&[block], num_blocks);
         tables.scratch().map_or(Ok(()), exists)?;
         let mut tokens = 0;
         for (row, index) in step.rows().iter().zip(0..) {
@@ -51,7 +49,7 @@ impl Check {
                 return Err(StorageError::Inconsistent { row: index });
             }
             tokens += row.len;
-            blocks.iter().copied().try_for_each(exists)?;
+            exist(blocks, num_blocks)?;
         }
         if tables.slots().len() != ix(tokens) {
             return Err(StorageError::Inconsistent { row: rows });
@@ -73,6 +71,24 @@ impl Check {
             Some(copy) => Err(StorageError::CopyOrder { block: copy.src }),
             None => Ok(tables),
         }
+    }
+}
+
+/// That these are blocks of the pool.
+pub(super) fn exist(blocks: &[BlockId], num_blocks: u32) -> Result<(), StorageError> {
+    match blocks.iter().find(|block| block.get() >= num_blocks) {
+        Some(&block) => Err(StorageError::NoSuchBlock { block, num_blocks }),
+        None => Ok(()),
+    }
+}
+
+/// That no block is written twice.
+pub(super) fn differ(blocks: &[BlockId]) -> Result<(), StorageError> {
+    let mut sorted = blocks.to_vec();
+    sorted.sort_unstable();
+    match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(StorageError::RepeatedBlock { block: pair[0] }),
+        None => Ok(()),
     }
 }
 

@@ -76,8 +76,8 @@ const COPY_CTAS: u32 = 1024;
 /// the same for any length of context, on the host, on the bus and on the device. Then every step that the cache plans
 /// is to be prepared here, in the order of the plans, and views at once: a view that is prepared behind a later plan brings an
 /// old table back. What is noticed is refused: changes to a table that the storage does not have as long as they say it is
-/// ([`StorageError::UnknownTable`]); a view of the sequence sends it anew. Blocks of lookahead are part of kept tables. A step with whole tables takes the place of the first tables that were
-/// kept.
+/// ([`StorageError::UnknownTable`]); a view of the sequence sends it anew. Blocks of lookahead are part of kept tables. A step
+/// with whole tables takes the place of the first tables that were kept.
 ///
 /// # Kernels
 /// Which one attention of a layer runs on is a matter of the layout: [`kernel`](Self::kernel) says it, and [`CudaKernel`]
@@ -101,7 +101,7 @@ const COPY_CTAS: u32 = 1024;
 /// addresses of the storage: whoever launches it after the storage is dropped has the device use memory that is gone.
 ///
 /// # Example
-/// A step of an engine; `hidden` and the like stand for its own tensors.
+/// A step of an engine; zeros stand for its own tensors.
 /// ```no_run
 /// use paged_kv::layout::{DType, KvLayout, KvShape};
 /// use paged_kv::storage::cudarc::driver::CudaContext;
@@ -170,7 +170,7 @@ struct Prepared {
     copied: Copied,
     /// Counts the steps of the storage.
     number: u64,
-    /// Tiles of 64 keys of all query tokens, each by itself: no less than there are to be worked on.
+    /// Tiles of keys of all query tokens, each by itself: no less than there are to be worked on.
     tiles: u64,
 }
 
@@ -246,7 +246,7 @@ impl CudaStorage {
     fn check_layout(context: &CudaContext, layout: &KvLayout) -> Result<(), StorageError> {
         driver::probe()?;
         driver::check_device(context)?;
-        pool::check_slots(layout)?;
+        int("slots in the pool", usize::try_from(layout.slots().end).unwrap_or(usize::MAX))?;
         int("tokens in a block", ix(layout.block_size()))?;
         for (LayerLayout { k_dim, v_dim, kv_heads, .. }, layer) in layout.layers().iter().zip(0..) {
             int("KV heads", ix(*kv_heads))?;
@@ -420,7 +420,11 @@ impl KvStorage for CudaStorage {
             copies,
             copied: if copies > 0 { Copied::No } else { Copied::Yes },
             number: self.steps,
-            tiles: step.rows().iter().map(|row| u64::from(row.seq_len().div_ceil(64)) * u64::from(row.len)).sum(),
+            tiles: step
+                .rows()
+                .iter()
+                .map(|row| u64::from(row.seq_len().div_ceil(decode::TILE)) * u64::from(row.len))
+                .sum(),
         });
         Ok(())
     }
@@ -554,9 +558,5 @@ impl KvStorage for CudaStorage {
 
 /// A group of threads for every head of every token.
 fn grid_of(tokens: usize, heads: usize) -> Result<u32, StorageError> {
-    let (given, max) = ((tokens as u64).saturating_mul(heads as u64), i32::MAX as u64);
-    if given > max {
-        return Err(StorageError::Limit { what: "heads of query tokens", given, max });
-    }
-    Ok(u32::try_from(given).unwrap_or(u32::MAX))
+    int("heads of query tokens", tokens.saturating_mul(heads)).map(i32::unsigned_abs)
 }

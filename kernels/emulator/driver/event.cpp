@@ -102,21 +102,30 @@ CUDA_API cuStreamWaitEvent(void *handle, Event *event, unsigned) {
     return sticky();
 }
 
-CUDA_API cuEventQuery(Event *event) {
-    ENTER(Context);
+// The last recording of an event that `call` asks after; none where nothing was recorded.
+static CUresult recording_of(Event *event, const char *call, std::shared_ptr<Record> &record) {
     if (!is_event(event)) {
         return INVALID_HANDLE;
     }
-    std::shared_ptr<Record> record = event->last;
-    if (CUresult code = refuse_in_capture("cuEventQuery")) {
+    if (CUresult code = refuse_in_capture(call)) {
+        return code;
+    }
+    record = event->last;
+    if (record && record->capture) {
+        record->capture->invalid = true;
+        return CAPTURED_EVENT;
+    }
+    return SUCCESS;
+}
+
+CUDA_API cuEventQuery(Event *event) {
+    ENTER(Context);
+    std::shared_ptr<Record> record;
+    if (CUresult code = recording_of(event, "cuEventQuery", record)) {
         return code;
     }
     if (!record) {
         return SUCCESS;
-    }
-    if (record->capture) {
-        record->capture->invalid = true;
-        return CAPTURED_EVENT;
     }
     if (record->done) {
         return SUCCESS;
@@ -127,19 +136,12 @@ CUDA_API cuEventQuery(Event *event) {
 
 CUDA_API cuEventSynchronize(Event *event) {
     ENTER(Context);
-    if (!is_event(event)) {
-        return INVALID_HANDLE;
-    }
-    std::shared_ptr<Record> record = event->last;
-    if (CUresult code = refuse_in_capture("cuEventSynchronize")) {
+    std::shared_ptr<Record> record;
+    if (CUresult code = recording_of(event, "cuEventSynchronize", record)) {
         return code;
     }
     if (!record) {
         return SUCCESS;
-    }
-    if (record->capture) {
-        record->capture->invalid = true;
-        return CAPTURED_EVENT;
     }
     // A sticky error drops the queue, and recordings count as done.
     while (!record->done) {

@@ -23,7 +23,7 @@ use crate::layout::{DType, KvLayout};
 use crate::storage::StorageError;
 
 /// Keys of a tile of work.
-const TILE: u32 = 64;
+pub(super) const TILE: u32 = 64;
 
 /// Tiles that a CTA starts for, at least: eight pages.
 const MIN_TILES: u32 = 2;

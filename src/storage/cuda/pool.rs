@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use cudarc::driver::CudaContext;
 
@@ -84,14 +85,14 @@ impl Pool {
 
     /// What a block is made of, over all layers: as few runs as there can be, none longer than `max_bytes`.
     pub(super) fn runs(&self, layout: &KvLayout, layers: &[Layer], max_bytes: i64) -> Vec<Run> {
-        let (block_size, elem_bytes) = (ix(layout.block_size()), bytes(layout.dtype().bytes()));
-        let mut runs: Vec<(u64, i64, core::ops::Range<i64>)> = Vec::new();
+        let (block_size, elem_bytes) = (ix(layout.block_size()), layout.dtype().bytes());
+        let mut runs: Vec<(u64, i64, Range<i64>)> = Vec::new();
         for Layer { geometry, .. } in layers {
             let first = self.firsts[geometry.allocation];
             for (strides, dim) in geometry.planes() {
-                let block_bytes = bytes(strides.block() as u64) * elem_bytes;
+                let block_bytes = bytes(strides.block(), elem_bytes);
                 runs.extend(strides.runs(0, geometry.kv_heads, block_size, dim).map(|run| {
-                    let [start, end] = [run.start, run.end].map(|elem| bytes(elem as u64) * elem_bytes);
+                    let [start, end] = [run.start, run.end].map(|elem| bytes(elem, elem_bytes));
                     (first, block_bytes, start..end)
                 }));
             }
@@ -105,27 +106,25 @@ impl Pool {
             }
             joins
         });
-        let pieces = |(first, block_bytes, run): (u64, i64, core::ops::Range<i64>)| {
-            let step = usize::try_from(max_bytes).unwrap_or(usize::MAX);
-            run.clone().step_by(step).map(move |start| Run {
-                base: first.wrapping_add_signed(start),
+        let pieces = |(first, block_bytes, run): (u64, i64, Range<i64>)| {
+            cut(run, max_bytes).map(move |piece| Run {
+                base: first.wrapping_add_signed(piece.start),
                 block_bytes,
-                bytes: max_bytes.min(run.end - start),
+                bytes: piece.end - piece.start,
             })
         };
         runs.into_iter().flat_map(pieces).collect()
     }
 }
 
-/// Numbers that index memory which exists.
-fn bytes(count: u64) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
+/// Bytes of elements of memory that exists, so that their number is one of 63 bits.
+pub(super) fn bytes(elems: usize, elem_bytes: u64) -> i64 {
+    i64::try_from((elems as u64).saturating_mul(elem_bytes)).unwrap_or(i64::MAX)
 }
 
 fn plane(first: u64, strides: Strides, elem_bytes: u64) -> Plane {
-    let elem_bytes = bytes(elem_bytes);
-    let [base, block, head, token] = [strides.base(), strides.block(), strides.head(), strides.token()]
-        .map(|elems| bytes(elems as u64) * elem_bytes);
+    let [base, block, head, token] =
+        [strides.base(), strides.block(), strides.head(), strides.token()].map(|elems| bytes(elems, elem_bytes));
     Plane { base: first.wrapping_add_signed(base), block_bytes: block, head_bytes: head, token_bytes: token }
 }
 
@@ -134,8 +133,8 @@ pub(super) fn int(what: &'static str, number: usize) -> Result<i32, StorageError
     i32::try_from(number).map_err(|_| StorageError::Limit { what, given: number as u64, max: i32::MAX as u64 })
 }
 
-/// That every slot has a number that kernels take.
-pub(super) fn check_slots(layout: &KvLayout) -> Result<(), StorageError> {
-    let (given, max) = (layout.slots().end, i32::MAX as u64);
-    if given > max { Err(StorageError::Limit { what: "slots in the pool", given, max }) } else { Ok(()) }
+/// `range` in pieces of at most `max_bytes`.
+pub(super) fn cut(range: Range<i64>, max_bytes: i64) -> impl Iterator<Item = Range<i64>> {
+    let step = usize::try_from(max_bytes).unwrap_or(usize::MAX);
+    range.clone().step_by(step).map(move |start| start..range.end.min(start.saturating_add(max_bytes)))
 }

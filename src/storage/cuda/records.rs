@@ -10,12 +10,12 @@ use super::driver::fault;
 use super::kernels::{Grid, Kernel};
 use super::memory::{DeviceMemory, bind};
 use super::params::{self, Piece};
-use super::pool::{Layer, int};
+use super::pool::{Layer, bytes, cut, int};
 use super::slab::Slab;
 use super::{CudaExec, CudaStorage};
 use crate::id::{BlockId, ix};
 use crate::layout::KvLayout;
-use crate::storage::StorageError;
+use crate::storage::{StorageError, check};
 
 /// Groups of threads of a transfer, at most: enough to fill the bus, and few enough to leave the device to others.
 const CTAS: u32 = 64;
@@ -103,16 +103,14 @@ fn pieces(layout: &KvLayout, layers: &[Layer], max_bytes: i64) -> (Vec<Piece>, i
     let (block_size, mut at, mut pieces) = (ix(layout.block_size()), 0, Vec::new());
     for layer in layers {
         for (plane, strides, dim) in layer.planes() {
-            let elem_bytes = i64::try_from(layout.dtype().bytes()).unwrap_or(1);
-            let bytes = |elems: usize| i64::try_from(elems).unwrap_or(i64::MAX) * elem_bytes;
+            let bytes = |elems| bytes(elems, layout.dtype().bytes());
             for run in strides.runs(0, layer.geometry.kv_heads, block_size, dim) {
-                let (mut from, end) = (bytes(run.start), bytes(run.end));
-                while from < end {
-                    let len = max_bytes.min(end - from);
+                for piece in cut(bytes(run.start)..bytes(run.end), max_bytes) {
+                    let len = piece.end - piece.start;
                     // `plane.base` is the address of element `strides.base()`.
-                    let base = plane.base.wrapping_add_signed(from - bytes(strides.base()));
+                    let base = plane.base.wrapping_add_signed(piece.start - bytes(strides.base()));
                     pieces.push(Piece { base, block_bytes: plane.block_bytes, bytes: len, at });
-                    (from, at) = (from + len, at + len);
+                    at += len;
                 }
             }
         }
@@ -171,11 +169,7 @@ impl CudaStorage {
         blocks: &[BlockId],
         from: &mut CudaRecords,
     ) -> Result<(), StorageError> {
-        let mut sorted = blocks.to_vec();
-        sorted.sort_unstable();
-        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(StorageError::RepeatedBlock { block: pair[0] });
-        }
+        check::differ(blocks)?;
         self.transfer(exec, blocks, from, &self.kernels.scatter_blocks)
     }
 
@@ -199,9 +193,7 @@ impl CudaStorage {
         kernel: &Kernel<params::Records>,
     ) -> Result<(), StorageError> {
         let num_blocks = self.layout.num_blocks();
-        if let Some(block) = blocks.iter().copied().find(|block| block.get() >= num_blocks) {
-            return Err(StorageError::NoSuchBlock { block, num_blocks });
-        }
+        check::exist(blocks, num_blocks)?;
         let block_bytes = self.pieces.block_bytes;
         if blocks.len() > records.capacity || records.block_bytes != block_bytes {
             let given = records.capacity.saturating_mul(records.block_bytes);

@@ -6,6 +6,7 @@ use alloc::sync::Arc;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 
 use super::params::{Tensor, number};
+use super::pool::int;
 use crate::layout::DType;
 use crate::storage::cpu::{Element, dtype_of};
 use crate::storage::shape::Shape;
@@ -73,14 +74,12 @@ impl<'a> Elems<'a> {
             let (given, max) = (stride.saturating_mul(self.dtype.bytes()), i64::MAX as u64);
             i64::try_from(given).map_err(|_| StorageError::Limit { what: "bytes of a stride", given, max })
         };
-        let (given, max) = (shape.tokens as u64, i32::MAX as u64);
-        let limit = StorageError::Limit { what: "query tokens of a tensor", given, max };
         Ok(Tensor {
             data: self.first,
             token_bytes: bytes(shape.token_stride, shape.tokens)?,
             head_bytes: bytes(shape.head_stride, shape.heads)?,
             dtype: number(self.dtype),
-            tokens: i32::try_from(shape.tokens).map_err(|_| limit)?,
+            tokens: int("query tokens of a tensor", shape.tokens)?,
         })
     }
 }

@@ -31,29 +31,31 @@ fn limits(layout: &KvLayout) -> CudaLimits {
 pub(super) trait Under {
     const KERNEL: CudaKernel;
     const FIXED_SPLITS: bool;
-    fn model(model: Model) -> Model;
-    fn block_size(tokens: u32) -> u32 {
-        tokens
-    }
-}
-
-/// The naive kernel, which takes every shape: those that the decode kernel takes get a V of another width.
-pub(super) struct Naive;
-
-impl Under for Naive {
-    const KERNEL: CudaKernel = CudaKernel::Naive;
-    const FIXED_SPLITS: bool = false;
-
+    /// The shape nearest to one that it takes.
     fn model(model: Model) -> Model {
-        let taken = matches!(model.dtype, DType::F16 | DType::BF16 | DType::F8E4M3)
-            && model.k_dim == model.v_dim
-            && matches!(model.k_dim, 64 | 128 | 256);
-        if taken { Model { v_dim: model.v_dim - 8, ..model } } else { model }
+        match Self::KERNEL {
+            CudaKernel::Naive => not_for_decode(model),
+            _ => for_decode(model),
+        }
+    }
+
+    fn block_size(tokens: u32) -> u32 {
+        match Self::KERNEL {
+            CudaKernel::Naive => tokens,
+            _ => tokens.next_multiple_of(16),
+        }
     }
 }
 
-/// The shape nearest to one that the decode kernel takes.
-fn nearest(model: Model) -> Model {
+/// Shapes that the decode kernel takes get a V of another width.
+fn not_for_decode(model: Model) -> Model {
+    let taken = matches!(model.dtype, DType::F16 | DType::BF16 | DType::F8E4M3)
+        && model.k_dim == model.v_dim
+        && matches!(model.k_dim, 64 | 128 | 256);
+    if taken { Model { v_dim: model.v_dim - 8, ..model } } else { model }
+}
+
+fn for_decode(model: Model) -> Model {
     let head_dim = match model.k_dim {
         ..=64 => 64,
         65..=128 => 128,
@@ -64,20 +66,20 @@ fn nearest(model: Model) -> Model {
     Model { k_dim: head_dim, v_dim: head_dim, form, ..model }
 }
 
+/// The naive kernel, which takes every shape.
+pub(super) struct Naive;
+
+impl Under for Naive {
+    const KERNEL: CudaKernel = CudaKernel::Naive;
+    const FIXED_SPLITS: bool = false;
+}
+
 /// The decode kernel that deals its work out evenly: where sums are cut depends on the whole step.
 pub(super) struct Balanced;
 
 impl Under for Balanced {
     const KERNEL: CudaKernel = CudaKernel::Decode;
     const FIXED_SPLITS: bool = false;
-
-    fn model(model: Model) -> Model {
-        nearest(model)
-    }
-
-    fn block_size(tokens: u32) -> u32 {
-        tokens.next_multiple_of(16)
-    }
 }
 
 /// The decode kernel that cuts its work at fixed positions.
@@ -86,14 +88,6 @@ pub(super) struct Fixed;
 impl Under for Fixed {
     const KERNEL: CudaKernel = CudaKernel::Decode;
     const FIXED_SPLITS: bool = true;
-
-    fn model(model: Model) -> Model {
-        nearest(model)
-    }
-
-    fn block_size(tokens: u32) -> u32 {
-        tokens.next_multiple_of(16)
-    }
 }
 
 /// The CUDA storage, and one of the CPU with the same bytes, which knows how to read and fill them.

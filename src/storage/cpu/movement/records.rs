@@ -6,10 +6,10 @@ use alloc::vec::Vec;
 use super::spread;
 use super::stream::{Mover, streaming};
 use crate::id::{BlockId, ix};
-use crate::storage::StorageError;
 use crate::storage::cpu::CpuStorage;
 use crate::storage::cpu::shared::Shared;
 use crate::storage::geometry::{Geometry, Strides};
+use crate::storage::{StorageError, check};
 
 /// Where the layers lie in a record.
 #[derive(Debug)]
@@ -114,11 +114,7 @@ impl CpuStorage {
     /// One copy of the bytes; sorts the blocks' numbers.
     pub fn write_blocks(&mut self, blocks: &[BlockId], from: &[u8]) -> Result<(), StorageError> {
         self.check_records(blocks, from.len())?;
-        let mut sorted = blocks.to_vec();
-        sorted.sort_unstable();
-        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(StorageError::RepeatedBlock { block: pair[0] });
-        }
+        check::differ(blocks)?;
         let (layers, size) = (self.layers.len(), self.pools.elem_bytes());
         if !self.regions.all_apart {
             for (index, block) in blocks.iter().enumerate() {
@@ -158,10 +154,7 @@ impl CpuStorage {
     }
 
     fn check_records(&self, blocks: &[BlockId], given: usize) -> Result<(), StorageError> {
-        let num_blocks = self.layout.num_blocks();
-        if let Some(block) = blocks.iter().copied().find(|block| block.get() >= num_blocks) {
-            return Err(StorageError::NoSuchBlock { block, num_blocks });
-        }
+        check::exist(blocks, self.layout.num_blocks())?;
         let expected = blocks.len().saturating_mul(self.records.block_bytes);
         if given == expected { Ok(()) } else { Err(StorageError::RecordBytes { given, expected }) }
     }
